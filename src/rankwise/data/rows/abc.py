@@ -202,7 +202,10 @@ class Sampler(ABC):
         requests = self._sample(n_obs)
         try:
             for number, request in enumerate(requests):
-                if not self._reads(number):
+                is_mine = worker is None or self.handles_workers or worker.owns(number)
+                if worker is not None and not self.handles_workers and self.rng is None:
+                    is_mine = worker.number == 0  # others may draw differently
+                if not is_mine:
                     continue
                 if not isinstance(request, Mapping) or "requests" not in request:
                     raise TypeError(
@@ -211,7 +214,10 @@ class Sampler(ABC):
                         f"{f'keys {list(request)}' if isinstance(request, Mapping) else type(request).__name__}"
                     )
                 if request.get("splits") is None:
-                    yield {"requests": request["requests"], "splits": self._cut(request, draws.request(number))}
+                    yield {
+                        "requests": request["requests"],
+                        "splits": self._cut(request, draws.generator(request=number)),
+                    }
                 else:
                     yield request
         finally:
@@ -240,16 +246,10 @@ class Sampler(ABC):
         self._epoch, self._last_pass = 0, None
         self._publish()
 
-    def _reads(self, number: int) -> bool:
-        worker = current_worker()
-        if worker is None or self.handles_workers:
-            return True
-        return worker.number == 0 if self.rng is None else worker.owns(number)
-
     def _begin_pass(self) -> PassDraws:
         draws = self._next_draws(self._drawn_seed())
         if self.rng is not None:
-            self._rng = draws.whole()  # assigning `rng` would start again at epoch 0
+            self._rng = draws.generator()  # assigning `rng` would start again at epoch 0
         self._seeded = self.rng
         self._epoch += 1
         return draws
@@ -260,14 +260,11 @@ class Sampler(ABC):
         return self._seed
 
     def _next_draws(self, seed: int) -> PassDraws:
-        salt = self._salt() if self._salt_to_repeat is None else self._salt_to_repeat
+        salt, worker = self._salt_to_repeat, current_worker()
+        if salt is None:  # 0 if the epoch alone distinguishes the pass from all others of this sampler
+            salt = 0 if worker is None or self._epoch_is_set or self._starts is not None else worker.salt
         self._salt_to_repeat = None
         return PassDraws(seed=seed, epoch=self._epoch, salt=salt)
-
-    def _salt(self) -> int:
-        """Return 0 if the epoch alone distinguishes the pass from all others of this sampler."""
-        worker = current_worker()
-        return 0 if worker is None or self._epoch_is_set or self._starts is not None else worker.salt
 
     def _cut(self, request: LoadRequest, rng: np.random.Generator) -> list[IntArray]:
         for name in ("batch_size", "shuffle"):

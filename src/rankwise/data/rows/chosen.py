@@ -47,10 +47,10 @@ def find_rows(uris: Any) -> tuple[NamedRows, ...]:
     named = list(uris) if isinstance(uris, (list, tuple)) else [uris]
     if not named:
         raise ConfigError("rows need at least one AnnData store or collection, got none")
-    return tuple(_found(uri) for uri in named)
+    return tuple(_named(uri) for uri in named)
 
 
-def _found(uri: Any) -> NamedRows:
+def _named(uri: Any) -> NamedRows:
     if is_anndata(uri) or is_h5ad(uri):
         held = MemoryDataset(uri)
         return NamedRows(name=held.place, places=(held,))
@@ -197,7 +197,9 @@ class ChosenRows:
     def drawn(self, options: DrawOptions) -> ChosenRows:
         """Return draws of these rows."""
         self.refuse_draws("cannot be drawn from: draw once, from the rows themselves")
-        edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
+        edges = self.edges
+        if self.rows is not None:  # same dtype: otherwise NumPy would copy all rows to a wider one
+            edges = np.searchsorted(self.rows, edges.astype(self.rows.dtype)).astype(np.int64)
         return replace(self, draws=RowDraws.of(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups))
 
     def refuse_draws(self, said: str) -> None:
@@ -218,11 +220,6 @@ def _stacked(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | None
         rows[at : at + count] += first
         first, at = first + size, at + count
     return rows
-
-
-def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
-    # same dtype: otherwise NumPy would copy all rows to a wider one
-    return np.searchsorted(rows, edges.astype(rows.dtype)).astype(np.int64)
 
 
 _MEND = (
@@ -281,15 +278,23 @@ class RowLocality(Locality):
     def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:
         """Return the locality of rows, as stored or drawn, over all matrices; rows of a chunk are read together."""
         longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
-        options = chosen.options
+        options, chunk_samples = chosen.options, longest
+        mix = None if options is None else options.mix
+        window_samples = None  # of the windows of all collections of a mix together
+        if options is not None and mix is not None:
+            window_samples = len(mix) * options.lanes * options.window * options.block_rows
+        if options is not None:
+            chunk_samples = options.together if mix is None else 1  # a mix already has an order
+        elif chosen.rows is not None and longest > 1:  # average number of a subset's rows in one chunk
+            chunk_samples = max(1, round(len(chosen.rows) / num_stretches(chosen.rows, longest)))
         return cls(
-            chunk_samples=_rows_of_chunk(chosen.rows, longest) if options is None else options.chunk_samples,
+            chunk_samples=chunk_samples,
             chunk_bytes=max(1, round(longest * sum(stack.row_bytes for stack in stacks))),
             cache_bytes=cache_bytes,
             group_steps=True,
-            order_kind=None if options is None else options.order_kind,
-            window_samples=None if options is None else options.window_samples,
-            mix_lanes=None if options is None or options.mix is None else options.lanes,
+            order_kind=None if mix is None else "sequential",
+            window_samples=window_samples,
+            mix_lanes=None if options is None or mix is None else options.lanes,
         )
 
     def layout(self, batch_size: int) -> tuple[int | None, int | None]:
@@ -301,10 +306,3 @@ class RowLocality(Locality):
             return self.mix_lanes, 1
         lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
         return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
-
-
-def _rows_of_chunk(rows: NDArray | None, chunk_rows: int) -> int:
-    """Average number of a subset's rows in one chunk."""
-    if rows is None or chunk_rows == 1:
-        return chunk_rows
-    return max(1, round(len(rows) / num_stretches(rows, chunk_rows)))

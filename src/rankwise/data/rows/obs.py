@@ -66,7 +66,9 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
             f"the obs column {name!r} is a category in some datasets, but not in {odd.place}: make it a category"
         )
     if all(categorical):
-        return _coded(name, parts)
+        table, maps = joined_categories(parts)
+        codes = joined_codes(parts, maps, len(table))
+        return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=_CODE), categories=table, values=codes)
     numbers = [_numbers(name, part, dataset) for part, dataset in zip(parts, datasets, strict=True)]
     values = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -74,11 +76,6 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
         for part, dataset in zip(parts, datasets, strict=True):
             _say_rounding(name, part, dataset, values.dtype)
     return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
-
-
-def code_dtype(num_categories: int) -> DType:
-    """Return the smallest dtype for codes of `num_categories` categories, and -1."""
-    return np.dtype(next(d for d in (np.int8, np.int16, np.int32) if num_categories <= np.iinfo(d).max + 1))
 
 
 def is_categorical(part: Any) -> bool:
@@ -97,7 +94,8 @@ def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntAr
 
 def joined_codes(parts: Sequence[Any], maps: Sequence[IntArray], num_labels: int) -> NDArray:
     """Return the codes of concatenated categorical parts, in the smallest signed dtype; see `joined_categories`."""
-    dtype = code_dtype(num_labels)
+    # the smallest one for codes of all labels, and -1
+    dtype: DType = np.dtype(next(d for d in (np.int8, np.int16, np.int32) if num_labels <= np.iinfo(d).max + 1))
     codes = [np.asarray(part.codes) for part in parts]
     if len(parts) == 1 and codes[0].dtype == dtype and np.array_equal(maps[0][:-1], np.arange(len(maps[0]) - 1)):
         return codes[0]
@@ -109,12 +107,6 @@ def joined_codes(parts: Sequence[Any], maps: Sequence[IntArray], num_labels: int
             joined[first + block.start : first + block.stop] = narrow[held[block]]
         first += len(held)
     return joined
-
-
-def _coded(name: str, parts: Sequence[Any]) -> ObsColumn:
-    table, maps = joined_categories(parts)
-    spec = FieldSpec(shape=(), dtype=_CODE)
-    return ObsColumn(name=name, spec=spec, categories=table, values=joined_codes(parts, maps, len(table)))
 
 
 def _coded_text(name: str, part: Any, dataset: AnyDataset) -> Any:
@@ -232,14 +224,11 @@ def read_groups(datasets: Sequence[AnyDataset], name: str) -> RowGroups:
         ConfigError: there is no such column.
         DataError: it cannot be read.
     """
-    parts = [_categorical(dataset.column(name)) for dataset in datasets]
+    import pandas as pd
+
+    columns = (dataset.column(name) for dataset in datasets)
+    parts = [column if is_categorical(column) else pd.Categorical(column) for column in columns]
     table, maps = joined_categories(parts)
     by_text = {text: number for number, text in enumerate(dict.fromkeys(map(str, table)))}
     same = np.array([*(by_text[str(held)] for held in table), -1], dtype=np.int64)
     return RowGroups(labels=tuple(by_text), codes=joined_codes(parts, [same[to] for to in maps], len(by_text)))
-
-
-def _categorical(part: Any) -> Any:
-    import pandas as pd
-
-    return part if is_categorical(part) else pd.Categorical(part)

@@ -137,13 +137,11 @@ def opened_rows(samples: Any) -> RowSource | None:
     if isinstance(samples, RowSource):
         return samples
     named = samples if isinstance(samples, (list, tuple)) else [samples]
-    if not named or not all(_names_rows(one) for one in named):
+    if not named or not all(
+        isinstance(one, (str, os.PathLike)) or hasattr(type(one), "stored_rows") or is_anndata(one) for one in named
+    ):
         return None
     # an order only counts rows: the loader decides which matrices and variables are read
     with BoxReader(cache=0) as reader:
         name, _ = first_matrix(open_dataset(find_rows(samples)[0].places[0], reader))
     return open_rows(samples, matrices=("X",) if name is None else (name,), genes=...)
-
-
-def _names_rows(one: Any) -> bool:
-    return isinstance(one, (str, os.PathLike)) or hasattr(type(one), "stored_rows") or is_anndata(one)

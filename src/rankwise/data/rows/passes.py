@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import JSON
 from rankwise.errors import ConfigError
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "fresh_seed",
     "make_generator",
     "mask_bounds",
-    "mask_settings",
 ]
 
 Rng: TypeAlias = np.random.Generator | int | None
@@ -36,16 +34,12 @@ class PassDraws:
         """Whether the epoch is odd; neighbouring epochs alternate."""
         return (self.epoch + self.salt) % 2 == 1
 
-    def whole(self) -> np.random.Generator:
-        """Return a new generator for the whole pass."""
-        return self._generator(0)
+    def generator(self, *, request: int = -1) -> np.random.Generator:
+        """Return a new generator for one load request, so that any worker can draw requests in any order.
 
-    def request(self, number: int) -> np.random.Generator:
-        """Return a new generator for one load request, so that any worker can draw requests in any order."""
-        return self._generator(1 + number)
-
-    def _generator(self, key: int) -> np.random.Generator:
-        sequence = np.random.SeedSequence([self.seed, self.epoch, self.salt], spawn_key=(key,))
+        Without a request it is the generator for the whole pass.
+        """
+        sequence = np.random.SeedSequence([self.seed, self.epoch, self.salt], spawn_key=(1 + request,))
         return np.random.default_rng(sequence)
 
 
@@ -100,8 +94,3 @@ def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
     if start >= stop:
         raise ConfigError(f"mask.start ({start}) leaves no row: the loader has {n_obs} rows; move the mask")
     return start, stop
-
-
-def mask_settings(mask: slice) -> list[JSON]:
-    """Return the first row of a mask, and the row after its last or None, as JSON."""
-    return [mask.start or 0, mask.stop]

@@ -80,7 +80,7 @@ def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGr
         held[codes[block]] = True
     present = np.flatnonzero(held)  # a subset may have few of them
     told = None if strata is None else _strata_of(groups, strata, by)[present]
-    part = np.zeros(len(groups.labels), dtype=_part_dtype(rule))
+    part: NDArray = np.zeros(len(groups.labels), dtype=np.min_scalar_type(len(rule.names)))
     part[present] = rule.parts([groups.labels[number] for number in present.tolist()], told)
     return taken(part, codes)
 
@@ -89,10 +89,11 @@ def part_of_rows(rows: NDArray | range, rule: SplitRule, *, strata: RowGroups | 
     """Return the part of each row by a hash of its number; see `part_of_groups`. An exact split sorts all rows."""
     if rule.members:
         raise ConfigError('groups= lists values of a column: set it with by="donor"; for rows by number use .subset()')
+    dtype: DType = np.min_scalar_type(len(rule.names))
     if rule.exact or strata is not None:
         places = place_of_samples(np.asarray(rows, dtype=np.int64), rule.seed)
-        return rule.shared_out(places, None if strata is None else strata.codes).astype(_part_dtype(rule))
-    found: NDArray = np.empty(len(rows), dtype=_part_dtype(rule))
+        return rule.shared_out(places, None if strata is None else strata.codes).astype(dtype)
+    found: NDArray = np.empty(len(rows), dtype=dtype)
     for block in blocks(len(rows)):
         found[block] = rule.shared_out(place_of_samples(np.asarray(rows[block], dtype=np.int64), rule.seed))
     return found
@@ -117,10 +118,6 @@ def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
 def rows_of_part(part: NDArray, number: int) -> NDArray:
     """Return the ascending indices of the rows in a part."""
     return places_where(len(part), lambda block: part[block] == number)
-
-
-def _part_dtype(rule: SplitRule) -> DType:
-    return np.min_scalar_type(len(rule.names))
 
 
 def say_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:

@@ -102,57 +102,42 @@ def log1p_normalized(counts: Any, *, total: float, sizes: Any = None) -> Any:
         A matrix of the same kind; a sparse one shares columns and row pointers.
     """
     if type(counts).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        dense, sparse = _compiled()
         if not hasattr(counts, "indptr"):
-            return dense(counts, total, sizes)
-        data = sparse(counts.data, counts.indptr, total, sizes)
+            return _compiled()(counts, None, total, sizes)
+        data = _compiled()(counts.data, counts.indptr, total, sizes)
         return type(counts)((data, counts.indices, counts.indptr), shape=counts.shape)
     parts = csr_parts(counts)
     if hasattr(counts, "layout"):
-        if parts is None:
-            return _torch_dense(counts, total, sizes)
-        return _torch_sparse(parts, counts.shape[1], total, sizes)
+        return _in_torch(counts, parts, total, sizes)
     return _numpy_dense(counts, total, sizes) if parts is None else _scipy_sparse(parts, counts.shape[1], total, sizes)
 
 
-def _torch_dense(counts: torch.Tensor, total: float, sizes: torch.Tensor | None) -> torch.Tensor:
-    import torch
-
-    values = _torch_floats(counts)
-    sums = values.sum(dim=1, keepdim=True) if sizes is None else sizes.to(values.dtype)[:, None]
-    return _as_before(torch.log1p(values * torch.where(sums <= 0, 0, total / sums)), counts)
-
-
-def _torch_sparse(
-    parts: tuple[torch.Tensor, ...], num_cols: int, total: float, sizes: torch.Tensor | None
+def _in_torch(
+    counts: torch.Tensor, parts: tuple[torch.Tensor, ...] | None, total: float, sizes: torch.Tensor | None
 ) -> torch.Tensor:
+    """Transform a tensor; `parts` are the arrays of a sparse one."""
     import torch
 
-    data, indices, indptr = parts
-    values = _torch_floats(data)
-    lengths = indptr.diff().to(torch.int64)
-    if sizes is None:
-        sums = torch.segment_reduce(values, "sum", lengths=lengths, initial=0, unsafe=True)
-    else:
+    held = counts if parts is None else parts[0]
+    values = held if held.dtype in (torch.float32, torch.float64) else held.to(torch.float32)
+    lengths = None if parts is None else parts[2].diff().to(torch.int64)
+    if sizes is not None:
         sums = sizes.to(values.dtype)
-    scale = torch.where(sums <= 0, 0, total / sums).repeat_interleave(lengths)
-    return torch_csr((_as_before(torch.log1p(values * scale), data), indices, indptr), num_cols)
-
-
-def _torch_floats(values: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)
-
-
-def _as_before(made: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    return made.to(counts.dtype) if counts.is_floating_point() else made
+    elif lengths is None:
+        sums = values.sum(dim=1)
+    else:
+        sums = torch.segment_reduce(values, "sum", lengths=lengths, initial=0, unsafe=True)
+    scale = torch.where(sums <= 0, 0, total / sums)
+    made = torch.log1p(values * (scale[:, None] if lengths is None else scale.repeat_interleave(lengths)))
+    made = made.to(held.dtype) if held.is_floating_point() else made
+    return made if parts is None else torch_csr((made, *parts[1:]), counts.shape[1])
 
 
 def _numpy_dense(counts: NDArray, total: float, sizes: NDArray | None) -> NDArray:
     values = _as_floats(counts)
     sums = values.sum(axis=1) if sizes is None else np.asarray(sizes).astype(values.dtype)
-    return _of_kind(np.log1p(values * _scale(sums, total)[:, None]), counts)
+    made: NDArray = np.log1p(values * _scale(sums, total)[:, None])
+    return made.astype(counts.dtype, copy=False) if counts.dtype.kind == "f" else made
 
 
 def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float, sizes: NDArray | None) -> Any:
@@ -189,40 +174,29 @@ def _as_floats(values: NDArray) -> NDArray:
     return values if enough else values.astype(np.float32)
 
 
-def _of_kind(made: NDArray, counts: NDArray) -> NDArray:
-    return made.astype(counts.dtype, copy=False) if counts.dtype.kind == "f" else made
-
-
 def _scale(sums: NDArray, total: float) -> NDArray:
     scale: NDArray = np.divide(total, sums, out=np.zeros_like(sums), where=~(sums <= 0))  # NaN stays NaN
     return scale
 
 
 @functools.cache
-def _compiled() -> tuple[Any, Any]:
-    """Return the transforms of a JAX array, and of the elements of a BCSR matrix."""
+def _compiled() -> Any:
+    """Return the transform of JAX arrays: of dense rows, or of the elements of a BCSR matrix with row pointers."""
     import jax
     import jax.numpy as jnp
 
-    def floats(values: Any) -> Any:
-        return values if values.dtype in (jnp.float32, jnp.float64) else values.astype(jnp.float32)
-
-    def as_before(made: Any, counts: Any) -> Any:
+    def change(counts: Any, indptr: Any, total: Any, sizes: Any) -> Any:
+        values = counts if counts.dtype in (jnp.float32, jnp.float64) else counts.astype(jnp.float32)
+        row = None
+        if indptr is not None:
+            # elements stored beyond the last row are padding: zeros, which stay zero in any row
+            row = jnp.repeat(jnp.arange(len(indptr) - 1), jnp.diff(indptr), total_repeat_length=len(counts))
+        if sizes is not None:
+            sums = sizes.astype(values.dtype)
+        else:
+            sums = values.sum(axis=1) if row is None else jax.ops.segment_sum(values, row, len(indptr) - 1)
+        scale = jnp.where(sums <= 0, 0, total / sums).astype(sums.dtype)
+        made = jnp.log1p(values * (scale[:, None] if row is None else scale[row]))
         return made.astype(counts.dtype) if jnp.issubdtype(counts.dtype, jnp.floating) else made
 
-    def scale(sums: Any, total: Any) -> Any:
-        return jnp.where(sums <= 0, 0, total / sums).astype(sums.dtype)
-
-    def dense(counts: Any, total: Any, sizes: Any) -> Any:
-        values = floats(counts)
-        sums = values.sum(axis=1) if sizes is None else sizes.astype(values.dtype)
-        return as_before(jnp.log1p(values * scale(sums, total)[:, None]), counts)
-
-    def sparse(data: Any, indptr: Any, total: Any, sizes: Any) -> Any:
-        values, num_rows = floats(data), len(indptr) - 1
-        # elements stored beyond the last row are padding: zeros, which stay zero in any row
-        row = jnp.repeat(jnp.arange(num_rows), jnp.diff(indptr), total_repeat_length=len(data))
-        sums = jax.ops.segment_sum(values, row, num_segments=num_rows) if sizes is None else sizes.astype(values.dtype)
-        return as_before(jnp.log1p(values * scale(sums, total)[row]), data)
-
-    return jax.jit(dense), jax.jit(sparse)
+    return jax.jit(change)

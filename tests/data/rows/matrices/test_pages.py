@@ -117,7 +117,7 @@ def test_of_a_damaged_page_the_other_chunks_stay_good(tmp_path, reader):
         assert "are damaged: in chunk (129,) one is negative" in str(errors[2].error)
         assert (errors[2].box, errors[2].damage) == (2, True)
     assert held.num_pages_read == 3
-    held.distrust(5, "nobody believes it")
+    held.mark_damaged(5, "nobody believes it")
     assert sorted(held.take(np.array([64, 63, 0]))[1]) == [1, 2]
 
 

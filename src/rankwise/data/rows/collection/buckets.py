@@ -209,9 +209,6 @@ class Bucket:
         self.places: IntArray = self._load(0, _PLACE)
         self._order = np.argsort(self.places, kind="stable")
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     def lengths(self, which: int) -> IntArray:
         """Return the number of elements in each row of a ragged field, sorted by place."""
         return self._load(self._first[which + 1], np.dtype(np.int32))[self._order].astype(np.int64)

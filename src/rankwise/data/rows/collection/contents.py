@@ -149,16 +149,12 @@ def _fill(job: Job, part: _Part) -> dict[str, dict[str, str]]:
             scratch = job.work / "half" / f"{job.piece}-{name.rpartition('/')[2]}"
             stream = ShardStream(array, part.start, part.stop, scratch, batch_bytes=batch_bytes, keep_zeros=sparse)
             streams[name] = stack.enter_context(stream)
-        for arrays in _elements(job, part) if sparse else _dense_rows(job, part):
+        first, _ = job.span(part.number)
+        dense = ((rows,) for _, rows in _bucket_rows(job, part, first + part.start, first + part.stop))
+        for arrays in _elements(job, part) if sparse else dense:
             for stream, values in zip(streams.values(), arrays, strict=True):
                 stream.append(values)
         return {name: stream.close() for name, stream in streams.items()}
-
-
-def _dense_rows(job: Job, part: _Part) -> Iterator[tuple[Any]]:
-    first, _ = job.span(part.number)
-    for _, rows in _bucket_rows(job, part, first + part.start, first + part.stop):
-        yield (rows,)
 
 
 def _elements(job: Job, part: _Part) -> Iterator[tuple[Any, Any]]:

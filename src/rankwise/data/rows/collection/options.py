@@ -133,13 +133,10 @@ def warn_of_room(work: Path, spilled_bytes: float) -> None:
     """Warn if uncompressed rows in transit will not fit on the disk; those already in the work folder do not count."""
     there = sum(path.stat().st_size for path in (work / "buckets").rglob("*") if path.is_file())
     free = shutil.disk_usage(work).free
-    if spilled_bytes - there > free:
+    need = spilled_bytes - there
+    if need > free:
         warnings.warn(
-            f"all rows are first stored uncompressed in {work}: this needs up to {_gb(spilled_bytes - there)} "
-            f"more, but {_gb(free)} are free. Use a larger disk, or add the inputs in several calls",
+            f"all rows are first stored uncompressed in {work}: this needs up to {need / 1e9:.3g} GB "
+            f"more, but {free / 1e9:.3g} GB are free. Use a larger disk, or add the inputs in several calls",
             stacklevel=6,
         )
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"

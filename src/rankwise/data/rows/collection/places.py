@@ -40,7 +40,15 @@ class Placing:
     ) -> None:
         self._edges, self._num_rows, self._shuffle, self._run = edges, int(edges[-1]), shuffle, run
         self._key, self._seed = np.uint64(derive(seed, _RUNS)), seed
-        self._sorted = None if groups is None else self._grouped(groups)
+        self._sorted: IntArray | None = None
+        if groups is not None:  # rows of a group keep their random order
+            places = self._shuffled(np.arange(self._num_rows, dtype=np.int64))
+            rows = np.empty_like(places)
+            rows[places] = np.arange(self._num_rows, dtype=np.int64)
+            for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+                members = rows[start:stop]
+                places[members[np.argsort(groups[members], kind="stable")]] = np.arange(start, stop)
+            self._sorted = places
 
     def places(self, rows: IntArray) -> IntArray:
         """Return the places of input rows, int64 of their shape."""
@@ -62,16 +70,6 @@ class Placing:
         keys = np.array([derive(self._seed, _INSIDE, number) for number in range(len(self._edges) - 1)], np.uint64)
         start = self._edges[dataset]
         return start + permute(places - start, self._edges[dataset + 1] - start, keys[dataset])
-
-    def _grouped(self, groups: IntArray) -> IntArray:
-        """Sort the rows of each dataset by group; rows of a group keep their random order."""
-        places = self._shuffled(np.arange(self._num_rows, dtype=np.int64))
-        rows = np.empty_like(places)
-        rows[places] = np.arange(self._num_rows, dtype=np.int64)
-        for start, stop in zip(self._edges[:-1].tolist(), self._edges[1:].tolist(), strict=True):
-            members = rows[start:stop]
-            places[members[np.argsort(groups[members], kind="stable")]] = np.arange(start, stop)
-        return places
 
 
 _PARTS = 16  # number of parts in which hashes are compared

@@ -37,11 +37,6 @@ class Ranks:
         """Whether this process decides and publishes."""
         return self.rank == 0
 
-    @property
-    def alone(self) -> bool:
-        """Whether there are no other ranks."""
-        return self._world is None
-
     def from_main(self, make: Callable[[], T]) -> T:
         """Return on every rank the result of `make` on the main rank.
 
@@ -80,18 +75,13 @@ class Ranks:
                 raise DesyncError(str(error)) from error
             raise
         except BaseException as error:
-            self._tell(work, error)
+            if not self.is_main:
+                note_failure(work, error)
+            if self._world is not None:  # the others, which wait in some collective, end with this error, too
+                stopped = WorldError(f"it was stopped by {type(error).__name__}")
+                with contextlib.suppress(Exception):
+                    self._world.raise_together(error if isinstance(error, Exception) else stopped)
             raise
-
-    def _tell(self, work: Path, error: BaseException) -> None:
-        """Make the others, which wait in some collective, end with this error; it is the error that is raised here."""
-        if self._world is None:
-            return
-        if not self.is_main:
-            note_failure(work, error)
-        told = error if isinstance(error, Exception) else WorldError(f"it was stopped by {type(error).__name__}")
-        with contextlib.suppress(Exception):
-            self._world.raise_together(told)
 
 
 @contextlib.contextmanager
@@ -138,12 +128,11 @@ class Marks:
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self._folder = folder
-        self.notes: dict[str, Note] = ranks.from_main(self._found)
-
-    def _found(self) -> dict[str, Note]:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        names = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
-        return {path.name: json.loads(path.read_bytes()) for path in names}
+        if ranks.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+        self.notes: dict[str, Note] = ranks.from_main(
+            lambda: {path.name: json.loads(path.read_bytes()) for path in folder.iterdir() if path.name[0] != "."}
+        )
 
     def put(self, name: str, note: Note) -> None:
         """Record on disk that a task is done; other ranks get its note at the end of the round."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.collection.buckets import Field, Text
+from rankwise.data.rows.collection.buckets import Field
 from rankwise.data.rows.collection.inputs import Column, Input, UnitedColumn, unite_columns
 from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
@@ -187,12 +187,19 @@ def join_inputs(
         )
         for name, var in vars_.items()
     }
+    names = [name for name in inputs[0].tables if all(name in held.tables for held in inputs)]
+    some = sorted({name for held in inputs for name in held.tables} - set(names))
+    if some:
+        warnings.warn(f"{', '.join(some)} are not in all inputs and are dropped", stacklevel=5)
+    if not names:
+        raise ConfigError("the inputs have no matrix in common: a collection needs at least one, such as X")
+    num_vars = {name: len(var) for name, var in vars_.items()}
     return Joined(
         inputs=tuple(inputs),
         index=unite_columns([held.index for held in inputs]),
         columns=_join_columns(inputs),
         vars=vars_,
-        matrices=_fields(inputs, {name: len(var) for name, var in vars_.items()}, sparse),
+        matrices=tuple(_field(name, inputs, num_vars, sparse=name in sparse) for name in names),
         gathers=gathers,
     )
 
@@ -222,16 +229,6 @@ def _sources(held: Input, labels: Any) -> dict[str, Column]:
     return made
 
 
-def _fields(inputs: Sequence[Input], num_vars: dict[str, int], sparse: Collection[str]) -> tuple[Field, ...]:
-    names = [name for name in inputs[0].tables if all(name in held.tables for held in inputs)]
-    some = sorted({name for held in inputs for name in held.tables} - set(names))
-    if some:
-        warnings.warn(f"{', '.join(some)} are not in all inputs and are dropped", stacklevel=6)
-    if not names:
-        raise ConfigError("the inputs have no matrix in common: a collection needs at least one, such as X")
-    return tuple(_field(name, inputs, num_vars, sparse=name in sparse) for name in names)
-
-
 def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, sparse: bool) -> Field:
     modality, inner = split_modality(name)
     free = inner.startswith("obsm/")
@@ -247,7 +244,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
     if sparse and not all(table.sparse for table in tables):
         dense = [held.label for table, held in zip(tables, inputs, strict=True) if not table.sparse]
         warnings.warn(
-            f"{name} of {few_names(dense, letters=1000)} is dense and becomes CSR like the others", stacklevel=7
+            f"{name} of {few_names(dense, letters=1000)} is dense and becomes CSR like the others", stacklevel=6
         )
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
@@ -266,7 +263,7 @@ def _say_dtypes(name: str, parts: Sequence[tuple[DType, str]], joined: DType) ->
     if len(first) > 1:
         listing = " and ".join(f"{dtype} in {label}" for dtype, label in sorted(first.items(), key=str))
         loss = next(filter(None, (conversion_loss(dtype, joined, scaled=False) for dtype in first)), "")
-        warnings.warn(f"{name} is {listing}: written as {joined}{loss and f', where {loss}'}", stacklevel=7)
+        warnings.warn(f"{name} is {listing}: written as {joined}{loss and f', where {loss}'}", stacklevel=6)
 
 
 def _sparse(part: Any, columns: IntArray | None, field: Field) -> Any:
@@ -333,24 +330,16 @@ def _ranks(joined: Joined, column: UnitedColumn, block_rows: int) -> IntArray:
     if column.kind == "category":
         codes = np.concatenate(blocks).astype(np.int64)
         return np.where(codes < 0, len(column.categories), codes)
-    if column.kind == "text":
-        return _text_ranks(blocks)
+    if column.kind == "text":  # each distinct text is kept once
+        known: dict[str | None, int] = {}
+        codes = np.concatenate([[known.setdefault(text, len(known)) for text in block.objects()] for block in blocks])
+        order = sorted(known, key=lambda text: (text is None, text or ""))
+        rank = np.empty(len(known), dtype=np.int64)
+        rank[[known[text] for text in order]] = np.arange(len(known))
+        return rank[codes.astype(np.int64)]
     values: NDArray = np.concatenate(blocks)
     if column.kind == "masked":
         _, ranks = np.unique(values["value"], return_inverse=True)
         return np.where(values["missing"], len(values), ranks)
     _, ranks = np.unique(values, return_inverse=True)  # NaN is last
     return ranks.astype(np.int64)
-
-
-def _text_ranks(blocks: Sequence[Text]) -> IntArray:
-    """Rank texts by value; each distinct text is kept once."""
-    known: dict[str | None, int] = {}
-    codes = [
-        np.array([known.setdefault(text, len(known)) for text in block.objects()], dtype=np.int64) for block in blocks
-    ]
-    order = sorted(known, key=lambda text: (text is None, text or ""))
-    rank = np.empty(len(known), dtype=np.int64)
-    rank[[known[text] for text in order]] = np.arange(len(known))
-    found: IntArray = rank[np.concatenate(codes)]
-    return found

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,11 +65,13 @@ def write(
     wanted: dict[str, Any] = {name: getattr(options, name) for name in ("load_adata", "matrices", "modalities")}
     with (
         joined_ranks(world) as ranks,
-        _quiet(wanted=not ranks.is_main),
         said_where_it_stands(path),
         ranks.together(work_folder(path)),
         contextlib.ExitStack() as stack,
     ):
+        if not ranks.is_main:  # the main rank gives the same warnings
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
         inputs: list[Input] = []
         passed: list[tuple[Any, str]] = []
         plain = options.load_adata is not None or options.modalities
@@ -105,7 +107,8 @@ def _write_inputs(
     places = [str(path / name) for name in listed_names(path)]
     vars_, sparse = None, set[str]()
     if places:
-        with _quiet(wanted=True):  # an existing dataset: ignore oddities
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about oddities of an existing dataset
             member = open_input(places[0], 0, member=True)
         vars_ = member.vars
         check_fit(inputs, member, path)
@@ -123,21 +126,17 @@ def _write_inputs(
     _add_rows(path, joined, options, ranks=ranks, plan=plan, seed=seed, progress=progress)
 
 
-@contextlib.contextmanager
-def _quiet(*, wanted: bool) -> Iterator[None]:
-    """Silence warnings if `wanted`: another rank gives the same ones."""
-    if not wanted:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 # Shares of the memory budget. A bucket is held three times (as read, sorted, with zeros added), a block twice.
 _BUCKET_SHARE = 8
 _BLOCK_SHARE = 12
 _PAYS = 0.1  # of all rows: advise a rewrite only if old and new rows each have this share
+
+
+def _known_tasks(job: Job) -> list[Task]:
+    """Read datasets that another program made, to compute checksums; all ranks share this, as they may be large."""
+    held = job.ranks.from_main(lambda: read_manifest(job.folder)["datasets"])
+    names = [name for name in (*job.facts["old"], *job.facts["dropped"]) if name not in held]
+    return [Task(name=f"known-{name}", run=partial(array_checksums, job.folder / name)) for name in names]
 
 
 def _add_rows(
@@ -169,9 +168,20 @@ def _add_rows(
     job = Job(folder, joined, options, facts, ranks)
     if ranks.is_main:
         warn_of_room(job.work, joined.row_bytes * joined.num_rows)
-    told = job.work / PROGRESS if ranks.is_main and not ranks.alone else None
+    told = job.work / PROGRESS if ranks.is_main and ranks.size > 1 else None
     with Progress(joined.num_rows, enabled=progress if ranks.is_main else False, told=told) as shown:
-        _work(job, shown)
+        steps = {
+            "turned": turn_tasks,
+            "spilled": spill_tasks,
+            "named": name_tasks,
+            "begun": skeleton_tasks,
+            "written": dataset_tasks,
+            "known": _known_tasks,
+        }
+        for bar, tasks_of in steps.items():  # tasks that are done are skipped
+            work_off(tasks_of(job), job.marks, ranks, shown=partial(shown.show, bar))
+        os.sync()  # all data must be on disk before the metadata name them, on every machine that wrote
+        ranks.gather(None)
         shown.finish()  # shares of rows may add up to slightly less
     if ranks.is_main:
         _publish(job)
@@ -193,14 +203,14 @@ def _settle(folder: Path, plan: str) -> bool:
 
 
 def _request(inputs: Sequence[Input], options: WriteOptions) -> str:
-    """Return a text that changes with the inputs and parameters."""
+    """Return a hash of the stamps of the inputs, and the parameters."""
     facts = {
         "rankwise": __version__,
         "inputs": [(held.label, held.stamp(), held.num_rows, sorted(held.tables)) for held in inputs],
         "options": options.facts(),
         "memory_budget": options.memory_budget,
     }
-    return json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _facts(folder: Path, joined: Joined, options: WriteOptions, *, plan: str, seed: int | None) -> dict[str, Any]:
@@ -225,17 +235,6 @@ def _facts(folder: Path, joined: Joined, options: WriteOptions, *, plan: str, se
     return facts
 
 
-_STEPS = {"turned": turn_tasks, "spilled": spill_tasks, "named": name_tasks, "begun": skeleton_tasks}
-
-
-def _work(job: Job, shown: Progress) -> None:
-    """Run both passes; skip tasks that are done."""
-    for bar, tasks_of in (*_STEPS.items(), ("written", dataset_tasks), ("known", _known_tasks)):
-        work_off(tasks_of(job), job.marks, job.ranks, shown=partial(shown.show, bar))
-    os.sync()  # all data must be on disk before the metadata name them, on every machine that wrote
-    job.ranks.gather(None)
-
-
 def _publish(job: Job) -> None:
     """Move the datasets in and replace the metadata; after a kill, call it again to finish."""
     folder, facts = job.folder, job.facts
@@ -258,13 +257,6 @@ def _publish(job: Job) -> None:
     writes = [*manifest["writes"], write]
     commit(folder, {**manifest, "datasets": old | entries, "writes": writes})
     _advise(folder, old, entries)
-
-
-def _known_tasks(job: Job) -> list[Task]:
-    """Read datasets that another program made, to compute checksums; all ranks share this, as they may be large."""
-    held = job.ranks.from_main(lambda: read_manifest(job.folder)["datasets"])
-    names = [name for name in (*job.facts["old"], *job.facts["dropped"]) if name not in held]
-    return [Task(name=f"known-{name}", run=partial(array_checksums, job.folder / name)) for name in names]
 
 
 def _known(job: Job, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

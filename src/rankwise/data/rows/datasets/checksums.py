@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,6 @@ from rankwise.data.rows.datasets.search import MANIFEST, MEMBER
 from rankwise.errors import DataError
 
 __all__ = ["array_checksums", "check_files"]
-
-_BLOCK = 2**20
 
 
 def array_checksums(folder: Path, known: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, str]:
@@ -32,17 +31,13 @@ def array_checksums(folder: Path, known: Mapping[str, Mapping[str, str]] | None 
         whole = hashlib.blake2b(digest_size=16)
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
             inside = path.relative_to(place).as_posix()
-            whole.update(f"{inside} {held.get(inside) or _file_checksum(path)}\n".encode())
+            digest = held.get(inside)
+            if not digest:
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
+            whole.update(f"{inside} {digest}\n".encode())
         found[name] = whole.hexdigest()
     return found
-
-
-def _file_checksum(path: Path) -> str:
-    whole = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            whole.update(block)
-    return whole.hexdigest()
 
 
 def check_files(group: Any, names: Iterable[str]) -> None:

@@ -57,8 +57,12 @@ class MemoryDataset:
         with self._open() as held:
             if self.is_file and held.attrs.get("encoding-type") != "anndata":
                 raise DataError(f"{self.place} is not an AnnData file of a known format; {_TO_MEMORY}")
-            tables = (held[name] if self.is_file else getattr(held, name) for name in ("obs", "var"))
-            self.obs_columns, _ = map(_columns, tables)
+            for name in ("var", "obs"):
+                table = held[name] if self.is_file else getattr(held, name)
+                if self.is_file and (not hasattr(table, "keys") or "column-order" not in table.attrs):
+                    raise DataError(f"{self.place}/{name} is a table in an old format; {_TO_MEMORY}")
+            columns = table.attrs["column-order"] if self.is_file else table.columns
+            self.obs_columns = tuple(map(str, columns))
 
     def __repr__(self) -> str:
         return f"MemoryDataset({self.place}: {self.num_rows} rows)"
@@ -180,14 +184,6 @@ class MemoryDataset:
 
 
 _TO_MEMORY = "pass the AnnData that your reader makes of it, or write it with adata.write_h5ad"
-
-
-def _columns(table: Any) -> tuple[str, ...]:
-    if hasattr(table, "columns"):
-        return tuple(map(str, table.columns))
-    if not hasattr(table, "keys") or "column-order" not in table.attrs:
-        raise DataError(f"{table.file.filename}{table.name} is a table in an old format; {_TO_MEMORY}")
-    return tuple(map(str, table.attrs["column-order"]))
 
 
 def _facts(element: Any, place: str) -> tuple[tuple[int, ...], np.dtype[Any], int | None]:

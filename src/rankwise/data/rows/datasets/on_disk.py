@@ -67,8 +67,11 @@ class Dataset:
     @property
     def matrices(self) -> tuple[str, ...]:
         """Names of matrices with readable rows: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..."""
-        modalities = [f"{name}/" for name in self._inside("mod")]
-        return tuple(f"{first}{name}" for first in ("", *modalities) for name in self._matrices_of(first))
+        found: list[str] = []
+        for first in ("", *(f"{name}/" for name in self._inside("mod"))):
+            found += [f"{first}X"] if STORES.node(self._at(f"{first}X")) is not None else []
+            found += [name for table in _TABLES for name in self._inside(f"{first}{table}")]
+        return tuple(found)
 
     @property
     def has_x(self) -> bool:
@@ -80,11 +83,6 @@ class Dataset:
     def raw(self) -> str | None:
         """Name of the matrix of `raw`, which has its own variables and is not in `matrices`; None = there is none."""
         return "raw/X" if STORES.node(self._at("raw/X")) is not None else None
-
-    def _matrices_of(self, modality: str) -> list[str]:
-        names = ["X"] if STORES.node(self._at(f"{modality}X")) is not None else []
-        held = [name for table in _TABLES for name in self._inside(f"{modality}{table}")]
-        return names + [name.removeprefix(modality) for name in held]
 
     def _inside(self, name: str) -> list[str]:
         group = STORES.node(self._at(name))

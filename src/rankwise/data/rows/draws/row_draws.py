@@ -86,13 +86,12 @@ def _far_apart(lanes: int, levels: int) -> tuple[IntArray, ...]:
     chosen: list[int] = []
     for _ in range(levels):
         before = [math.prod(chosen[first:]) for first in range(len(chosen) + 1)]
-        chosen.append(min(steps, key=functools.partial(_unevenness, before, lanes)))
+        unevenness = [
+            sorted((number for one in before for number in _quotients(step * one % lanes, lanes)), reverse=True)
+            for step in steps
+        ]
+        chosen.append(steps[unevenness.index(min(unevenness))])
     return tuple(np.arange(lanes, dtype=np.int64) * step % lanes for step in chosen)
-
-
-def _unevenness(before: Sequence[int], lanes: int, step: int) -> list[int]:
-    found = [number for one in before for number in _quotients(step * one % lanes, lanes)]
-    return sorted(found, reverse=True)
 
 
 def _quotients(over: int, under: int) -> list[int]:
@@ -153,7 +152,12 @@ class RowDraws:
         weights = None
         if options.balance is not None:
             groups = groups_of(options.balance)
-            _warn_of_many(len(groups.labels), num_rows, options.balance)
+            if num_rows >= _ENOUGH_ROWS and len(groups.labels) > num_rows / 2:  # measurements rather than classes
+                warnings.warn(
+                    f"balance={options.balance!r}: the column has {len(groups.labels)} different values for {num_rows} "
+                    "rows, so balancing by it changes little; use a column of classes",
+                    stacklevel=5,
+                )
             weights = RowWeights.balanced(groups, None if options.mix is None else edges)
         elif options.weights is not None:
             weights = RowWeights.checked(options.weights, num_rows)
@@ -231,13 +235,3 @@ def _picked(weights: RowWeights, low: FloatArray, high: FloatArray, numbers: Flo
 
 def _hash(facts: object) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def _warn_of_many(num_groups: int, num_rows: int, column: str) -> None:
-    """Warn that a column looks like measurements rather than classes."""
-    if num_rows >= _ENOUGH_ROWS and num_groups > num_rows / 2:
-        warnings.warn(
-            f"balance={column!r}: the column has {num_groups} different values for {num_rows} rows, so balancing "
-            "by it changes little; use a column of classes",
-            stacklevel=6,
-        )

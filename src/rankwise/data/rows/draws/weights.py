@@ -58,7 +58,10 @@ class RowWeights:
             for part in range(1, num_parts):
                 inside = codes[edges[part] : edges[part + 1]]
                 inside[inside >= 0] += part * num_groups
-        counts = _counted(codes, num_groups * num_parts)
+        counts = np.zeros(num_groups * num_parts + 1, dtype=np.int64)
+        for low in range(0, len(codes), 1 << 20):  # in pieces, as NumPy counts wide integers only
+            counts += np.bincount(codes[low : low + (1 << 20)].astype(np.int64) + 1, minlength=len(counts))
+        counts = counts[1:]
         if not counts.reshape(num_parts, num_groups).any(axis=1).all():
             raise ConfigError("no row has a value in the column to balance by: choose another column")
         each = np.zeros(len(counts) + 1)
@@ -131,14 +134,6 @@ class RowWeights:
         return np.cumsum(weights, axis=1)
 
 
-def _counted(codes: NDArray, num_groups: int) -> IntArray:
-    """Return the rows of each group, int64[num_groups]; counted in pieces, as NumPy counts wide integers only."""
-    counts = np.zeros(num_groups + 1, dtype=np.int64)
-    for low in range(0, len(codes), 1 << 20):
-        counts += np.bincount(codes[low : low + (1 << 20)].astype(np.int64) + 1, minlength=num_groups + 1)
-    return counts[1:]
-
-
 _WINDOW_BYTES = 128 << 20  # limit for the decoded windows of all collections of a mix
 _LEAST_LANES, _MOST_LANES = 4, 64
 
@@ -169,21 +164,6 @@ class DrawOptions:
     block_rows: int = 1
     lanes: int = 1
     window: int = 1
-
-    @property
-    def chunk_samples(self) -> int:
-        """Samples that come from one block of rows, for the order; 1 for a mix, which already has an order."""
-        return self.together if self.mix is None else 1
-
-    @property
-    def order_kind(self) -> str | None:
-        """The kind of order that suits: "sequential" for a mix of collections, which already has an order."""
-        return None if self.mix is None else "sequential"
-
-    @property
-    def window_samples(self) -> int | None:
-        """For a mix, the number of samples in the windows of all collections together."""
-        return None if self.mix is None else len(self.mix) * self.lanes * self.window * self.block_rows
 
     def __post_init__(self) -> None:
         if self.balance is not None and self.weights is not None:

@@ -19,8 +19,8 @@ from rankwise.data.rows.matrices import (
     MatrixStack,
     MemoryStack,
     SparseStack,
+    checked_reports,
     finished_plain,
-    judged_reports,
 )
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
@@ -87,8 +87,8 @@ def make_field(
     elif dense:
         spec = replace(spec, ragged=False)
     if isinstance(stack, MemoryStack):
-        plan = stack.plan if spec.ragged else partial(_plan_dense, stack)
-        return RowField(stack=stack, spec=spec, plan=plan, begin=partial(_begin_in_memory, stack, columns, spec))
+        begin = partial(_begin_in_memory, stack, columns, spec)
+        return RowField(stack=stack, spec=spec, plan=partial(stack.plan, dense=not spec.ragged), begin=begin)
     if isinstance(stack, SparseStack) and not spec.ragged:
         target = Target.of(columns, tuple(widths) or stack.spec.shape)
         plan = partial(stack.plan, to_spread=True)
@@ -128,10 +128,6 @@ def _begin_taken(
     return FieldRead(plan.jobs((between,)), finish)
 
 
-def _plan_dense(stack: MemoryStack, rows: IntArray, reader: BoxReader) -> MatrixPlan:
-    return replace(stack.plan(rows, reader), lengths=None)
-
-
 def _begin_in_memory(
     stack: MemoryStack,
     columns: Sequence[IntArray] | None,
@@ -169,13 +165,18 @@ def _spread(target: Target, plan: MatrixPlan, out: NDArray, reader: BoxReader, m
     columns = memory.take(plan.num_elements, named.request.dtype)
     spread = Spread(columns=columns, num_cols=target.num_cols, places=target.places, width=target.width)
     reports, states = reader.spread((elements, named), out, spread)
-    told = list(judged_reports(plan, reports, columns))
+    told = list(checked_reports(plan, reports, columns))
     twice = np.flatnonzero(((states & TWICE) != 0) & reports[0].valid & reports[1].valid)
     if len(twice):  # read again, to add up the elements of a column: our writers never make such rows
         part = plan.part(twice, reader)
         sums = np.empty((len(twice), out.shape[1]), dtype=out.dtype)
         between = _begin_between(target, part, sums, memory)
-        told += [_moved(report, twice, len(out)) for report in between.finish(reader.read(between.jobs)).reports]
+        for report in between.finish(reader.read(between.jobs)).reports:  # of these rows, for the whole batch
+            errors = tuple(replace(error, box=int(twice[error.box])) for error in report.errors)
+            valid, none = np.ones(len(out), dtype=np.bool_), np.zeros(len(out), dtype=np.bool_)
+            valid[twice] = report.valid
+            # their chunks already counted
+            told.append(BoxReport(valid=valid, errors=errors, missing_boxes=none, fill_boxes=none, lost_boxes=none))
         out[twice] = sums
     outside = (states & OUTSIDE).astype(np.bool_)
     return Finished(reports=tuple(told), outside=outside if outside.any() else None)
@@ -188,37 +189,21 @@ def _begin_between(target: Target, plan: MatrixPlan, out: NDArray, memory: Memor
     indptr = np.zeros(plan.num_rows + 1, dtype=np.int64)
 
     def finish(reports: tuple[BoxReport, ...]) -> Finished:
-        told = judged_reports(plan, reports, columns)
+        told = checked_reports(plan, reports, columns)
         named, num_cols = columns, target.num_cols[0]
         places = None if target.places is None else target.places[0]
         if len(target.num_cols) > 1 and plan.boxes:
-            which = plan.boxes[0].request.which
-            named, num_cols, places = _side_by_side(target, columns, np.diff(indptr), which)
+            # number the columns of all matrices consecutively, so that one table of targets serves all rows
+            assert target.places is not None
+            of_element, widths = np.repeat(plan.boxes[0].request.which, np.diff(indptr)), np.array(target.num_cols)
+            first = np.concatenate([[0], np.cumsum(widths)])
+            named = columns + first[of_element]
+            named[(columns < 0) | (columns >= widths[of_element])] = num_cols = int(first[-1])
+            places = np.concatenate(target.places)
         outside = spread_rows(data, named, indptr, num_cols=num_cols, places=places, out=out)
         return Finished(reports=told, outside=outside if outside.any() else None)
 
     return FieldRead(plan.jobs((data, columns, indptr)), finish)
-
-
-def _side_by_side(
-    target: Target, columns: NDArray, lengths: IntArray, which: IntArray
-) -> tuple[NDArray, int, npt.NDArray[np.int32]]:
-    """Number the columns of all matrices consecutively, so that one table of targets serves all rows."""
-    assert target.places is not None
-    widths = np.array(target.num_cols)
-    first = np.concatenate([[0], np.cumsum(widths)])
-    outside = (columns < 0) | (columns >= np.repeat(widths[which], lengths))
-    moved = columns + np.repeat(first[which], lengths)
-    moved[outside] = first[-1]
-    return moved, int(first[-1]), np.concatenate(target.places)
-
-
-def _moved(report: BoxReport, places: npt.NDArray[np.int64], num_rows: int) -> BoxReport:
-    """Turn the report of rows that were read again into one for the whole batch; their chunks already counted."""
-    errors = tuple(replace(error, box=int(places[error.box])) for error in report.errors)
-    valid, none = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
-    valid[places] = report.valid
-    return BoxReport(valid=valid, errors=errors, missing_boxes=none, fill_boxes=none, lost_boxes=none)
 
 
 def spread_rows(

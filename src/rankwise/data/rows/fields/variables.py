@@ -60,7 +60,10 @@ class FieldChoice:
                 )
 
         for dtype in self.dtype.values() if isinstance(self.dtype, Mapping) else [self.dtype]:
-            _check_dtype(dtype)
+            try:
+                np.dtype(dtype)
+            except TypeError as error:
+                raise ConfigError(f"dtype= must be NumPy dtypes such as 'float32', got {dtype!r}") from error
 
     @property
     def is_open(self) -> bool:
@@ -70,13 +73,6 @@ class FieldChoice:
     def dtype_of(self, matrix: str) -> Any:
         """Return the requested dtype for the elements of a matrix; None = as stored."""
         return self.dtype.get(matrix) if isinstance(self.dtype, Mapping) else self.dtype
-
-
-def _check_dtype(dtype: Any) -> None:
-    try:
-        np.dtype(dtype)
-    except TypeError as error:
-        raise ConfigError(f"dtype= must be NumPy dtypes such as 'float32', got {dtype!r}") from error
 
 
 _SHOWN = 5

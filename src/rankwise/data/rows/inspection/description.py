@@ -25,22 +25,18 @@ def decode_factor(matrix: StoredMatrix, run: int) -> float:
     """
     run = max(1, min(run, matrix.num_rows))
     if isinstance(matrix, StoredSparse) and matrix.rows_per_chunk is None:
-        return _inside_rows(matrix, run)
+        num_elements, chunk = matrix.data.shape[0], matrix.data.chunks[0]
+        if not num_elements:
+            return 1.0
+        elements = run * num_elements / matrix.num_rows
+        stored = -(-num_elements // chunk) * chunk  # the last chunk is decoded whole, too
+        return min(elements + chunk, stored) / elements
     if run == matrix.num_rows:
         return 1.0
     chunk = matrix.chunk_rows
     runs = math.lcm(run, chunk) // run
     touched = sum(-(-(number + 1) * run // chunk) - number * run // chunk for number in range(runs))
     return touched * chunk / (runs * run)
-
-
-def _inside_rows(matrix: StoredSparse, run: int) -> float:
-    num_elements, chunk = matrix.data.shape[0], matrix.data.chunks[0]
-    if not num_elements:
-        return 1.0
-    elements = run * num_elements / matrix.num_rows
-    stored = -(-num_elements // chunk) * chunk  # the last chunk is decoded whole, too
-    return min(elements + chunk, stored) / elements
 
 
 _RUNS = (1, 32, 64, 512)
@@ -98,12 +94,9 @@ def _dataset(place: str, reader: BoxReader) -> dict[str, Any]:
 
 def _described(held: Dataset, name: str) -> dict[str, Any]:
     try:
-        return _matrix(held.matrix(name))
+        matrix = held.matrix(name)
     except RankwiseError as error:
         return {"unfit": str(error)}
-
-
-def _matrix(matrix: StoredMatrix) -> dict[str, Any]:
     sparse = isinstance(matrix, StoredSparse)
     array = matrix.data if isinstance(matrix, StoredSparse) else matrix.array
     return {
@@ -125,11 +118,13 @@ def _lines(held: dict[str, Any]) -> list[str]:
         if "unfit" in matrix:
             lines.append(f"  {name}: {matrix['unfit']}")
             continue
+        edges = "on row edges" if matrix["aligned"] else "inside rows"
+        files = "sharded" if matrix["sharded"] else "a file each"
         factors = matrix["decode_factors"]
         times = ", ".join(f"{factor:g}" for factor in factors.values())
         lines += [
             f"  {name}: {_kind(matrix)}, {matrix['row_bytes']:g} bytes per row",
-            f"    {_chunks(matrix)}",
+            f"    chunks of {matrix['chunk_rows']} rows with edges {edges}, {files}",
             f"    runs of {', '.join(factors)} rows decode {times} times what they hold",
         ]
     if held["raw"] is not None:
@@ -144,12 +139,6 @@ def _lines(held: dict[str, Any]) -> list[str]:
 
 def _kind(matrix: dict[str, Any]) -> str:
     return str(matrix["unfit"]) if "unfit" in matrix else f"{matrix['kind']} {matrix['dtype']}{matrix['row_shape']}"
-
-
-def _chunks(matrix: dict[str, Any]) -> str:
-    edges = "on row edges" if matrix["aligned"] else "inside rows"
-    files = "sharded" if matrix["sharded"] else "a file each"
-    return f"chunks of {matrix['chunk_rows']} rows with edges {edges}, {files}"
 
 
 def _advice(facts: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,8 @@ def _compare(name: str, datasets: list[_Side], origins: list[_Origin], sources: 
     """Compare one matrix or column."""
     problems: list[str] = []
     matrix = any(name in side.held.tables for side in datasets)
-    text = not matrix and _is_text(name, [*datasets, *sources.values()])
+    sides = [] if matrix else [*datasets, *sources.values()]
+    text = any(side.held.columns[name].kind in {"text", "category"} for side in sides if side.has(name, matrix=False))
     wanted = {
         label: side.matrix(name) if matrix else side.column(name, text=text)
         for label, side in sources.items()
@@ -164,26 +165,15 @@ def _compare(name: str, datasets: list[_Side], origins: list[_Origin], sources: 
             continue
         found = side.matrix(name) if matrix else side.column(name, text=text)
         for label, words in wanted.items():
-            problems += _differences(name, side.name, label, (found, words), (origin.of(label), origin.rows))
+            mine = origin.of(label)
+            mine = mine[origin.rows[mine] < len(words)]
+            odd = mine[found[mine] != words[origin.rows[mine]]]
+            if len(odd):
+                problems.append(
+                    f"{name} of {len(odd)} rows of {side.name} differs from {label}, such as row {odd[0]}, which "
+                    f"should be row {origin.rows[odd[0]]} there"
+                )
     return problems
-
-
-def _differences(
-    name: str, dataset: str, label: str, words: tuple[WordArray, WordArray], rows: tuple[NDArray, IntArray]
-) -> Iterator[str]:
-    (found, wanted), (mine, source_rows) = words, rows
-    mine = mine[source_rows[mine] < len(wanted)]
-    odd = mine[found[mine] != wanted[source_rows[mine]]]
-    if len(odd):
-        yield (
-            f"{name} of {len(odd)} rows of {dataset} differs from {label}, such as row {odd[0]}, which should be row "
-            f"{source_rows[odd[0]]} there"
-        )
-
-
-def _is_text(name: str, sides: list[_Side]) -> bool:
-    kinds = {side.held.columns[name].kind for side in sides if name in side.held.columns}
-    return bool(kinds & {"text", "category"})
 
 
 def _steps(num_rows: int, step: int) -> list[tuple[int, int]]:

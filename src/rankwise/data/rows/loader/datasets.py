@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import DType
 from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
 from rankwise.data.rows.loader.requests import MemoryRows, RowsReader, StoredRows
 from rankwise.data.rows.matrices import RowPointers, StoredDense, StoredMatrix, StoredSparse, open_matrix
@@ -105,7 +104,7 @@ class AddedDatasets:
         self._matrices: list[Any] = []
         self._shapes: list[tuple[int, ...]] = []
         self._obs: list[Any] = []
-        self._var: Any = None
+        self.var: Any = None  # table of the columns
 
     @property
     def num_rows(self) -> int:
@@ -135,11 +134,6 @@ class AddedDatasets:
         ]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
-    @property
-    def var(self) -> Any:
-        """Table of the columns, or None."""
-        return self._var
-
     def add(self, matrix: Any, obs: Any, var: Any) -> None:
         """Add a dataset; if it does not fit, nothing changes.
 
@@ -156,8 +150,12 @@ class AddedDatasets:
         check_table("var", var, shape[1] if len(shape) == 2 else None)  # for images no axis matches the table
         self._check_fit(matrix, kind, shape, obs, var)
         held = adopt_matrix(matrix, self._reader) if kind in _STORED else matrix
-        self._say_dtypes(np.dtype(held.dtype))
-        self._kind, self._type, self._var = kind, self._type or type(matrix), var if self._var is None else self._var
+        dtype, known = np.dtype(held.dtype), {np.dtype(matrix.dtype) for matrix in self._matrices}
+        if known and dtype not in known:
+            others = ", ".join(sorted(map(str, known)))
+            joined = np.result_type(dtype, *known)
+            _LOG.warning("a dataset of %s is added to others of %s: rows are read as %s", dtype, others, joined)
+        self._kind, self._type, self.var = kind, self._type or type(matrix), var if self.var is None else self.var
         self._matrices.append(held)
         self._shapes.append(shape)
         self._obs += [] if obs is None else [obs]
@@ -191,24 +189,14 @@ class AddedDatasets:
                 f"all datasets must have rows of the same shape, {list(self.row_shape)}; the new one has "
                 f"{list(shape[1:])}: select their shared columns"
             )
-        for name, given, has in (("obs", obs, bool(self._obs)), ("var", var, self._var is not None)):
+        for name, given, has in (("obs", obs, bool(self._obs)), ("var", var, self.var is not None)):
             if (given is not None) != has:
                 raise ConfigError(
                     f"a dataset {'without' if given is None else 'with'} {name} does not fit those that were added "
                     f"{'with' if has else 'without'}: pass {name} for all datasets or for none"
                 )
-        if var is not None and not self._var.equals(var):
+        if var is not None and not self.var.equals(var):
             raise ConfigError("All datasets must have identical var tables, row for row; that of the new one differs")
-
-    def _say_dtypes(self, dtype: DType) -> None:
-        known = {np.dtype(matrix.dtype) for matrix in self._matrices}
-        if known and dtype not in known:
-            _LOG.warning(
-                "a dataset of %s is added to others of %s: rows are read as %s",
-                dtype,
-                ", ".join(sorted(map(str, known))),
-                np.result_type(dtype, *known),
-            )
 
 
 def iter_groups(collection: Any) -> Iterator[Any]:
@@ -245,18 +233,13 @@ def load_group(group: Any) -> Any:
     var = group["var"]
     check_files(group, ["obs", "var"])
     names = anndata.io.read_elem(var[var.attrs["_index"]])
-    return anndata.AnnData(
-        X=_backed(group["X"]), obs=anndata.io.read_elem(group["obs"]), var=pd.DataFrame(index=pd.Index(names))
-    )
-
-
-def _backed(element: Any) -> Any:
-    if hasattr(element, "ndim"):
-        return element
-    kind = element.attrs.get("encoding-type")
-    if kind != "csr_matrix":
-        raise TypeError(
-            f"{element.store_path} holds {kind!r}: rows are read from CSR matrices and dense arrays; store it by rows, "
-            "for example with adata.X = adata.X.tocsr()"
-        )
-    return load_anndata().io.sparse_dataset(element)
+    matrix = group["X"]
+    if not hasattr(matrix, "ndim"):  # a sparse matrix
+        kind = matrix.attrs.get("encoding-type")
+        if kind != "csr_matrix":
+            raise TypeError(
+                f"{matrix.store_path} holds {kind!r}: rows are read from CSR matrices and dense arrays; store it by "
+                "rows, for example with adata.X = adata.X.tocsr()"
+            )
+        matrix = anndata.io.sparse_dataset(matrix)
+    return anndata.AnnData(X=matrix, obs=anndata.io.read_elem(group["obs"]), var=pd.DataFrame(index=pd.Index(names)))

@@ -140,27 +140,20 @@ def convert(rows: Any, to: Library | None, *, gpu: bool = False) -> Any:
     """Return rows, an array or csr_matrix, as tensors or arrays of a library; torch tensors share the memory."""
     if to is None:
         return rows
-    if to == "jax":
-        return _jax(rows)
-    tensor = _torch(rows)
-    return tensor.to("cuda", non_blocking=True) if gpu else tensor
-
-
-def _torch(rows: Any) -> Any:
-    if isinstance(rows, np.ndarray):
-        return tensor_over("X", rows)
-    parts = tuple(tensor_over("X", part) for part in (rows.data, rows.indices, rows.indptr))
-    return torch_csr(parts, rows.shape[1])  # rows and columns were checked when they were read
-
-
-def _jax(rows: Any) -> Any:
+    if to == "torch":
+        if isinstance(rows, np.ndarray):
+            tensor: Any = tensor_over("X", rows)
+        else:
+            parts = tuple(tensor_over("X", part) for part in (rows.data, rows.indices, rows.indptr))
+            tensor = torch_csr(parts, rows.shape[1])  # rows and columns were checked when they were read
+        return tensor.to("cuda", non_blocking=True) if gpu else tensor
     import jax.numpy as jnp
     from jax.experimental.sparse import CSR
 
     if isinstance(rows, np.ndarray):
         return jnp.asarray(narrowed("X", rows))
-    parts = (jnp.asarray(narrowed("X", rows.data)), jnp.asarray(rows.indices), jnp.asarray(rows.indptr))
-    return CSR(parts, shape=rows.shape)  # type: ignore[no-untyped-call]
+    arrays = (jnp.asarray(narrowed("X", rows.data)), jnp.asarray(rows.indices), jnp.asarray(rows.indptr))
+    return CSR(arrays, shape=rows.shape)  # type: ignore[no-untyped-call]
 
 
 def check_gpu(to: Any, *, wanted: bool) -> None:

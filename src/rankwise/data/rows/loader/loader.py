@@ -26,7 +26,7 @@ from rankwise.data.rows.loader.defaults import (
     say_no_batch,
     sharded_batches,
 )
-from rankwise.data.rows.loader.position import Standing
+from rankwise.data.rows.loader.position import LoaderPosition
 from rankwise.data.rows.loader.requests import Requests, RowBlock, RowOrder
 from rankwise.data.rows.notices import say_once
 from rankwise.data.rows.passes import Rng
@@ -107,7 +107,7 @@ class Loader:
         self._sharded = sharded_batches(sharding, self._batch_sampler, to=to)
         self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
         self._datasets = AddedDatasets(BoxReader(cache=0))
-        self._standing = Standing(self._batch_sampler, self._datasets)
+        self._position = LoaderPosition(self._batch_sampler, self._datasets)
         self._across_epochs, self._is_last = across_epochs, False
         self._num_open, self._has_collection = 0, False
         self._kept: Requests | None = None  # of the last pass, for the next: fresh memory costs as much as reading
@@ -135,7 +135,7 @@ class Loader:
     @property
     def num_left(self) -> int:
         """Batches that the next pass will yield: those of a whole pass, or the rest after a loaded position."""
-        return max(0, len(self) - self._standing.num_done)
+        return max(0, len(self) - self._position.num_done)
 
     @property
     def n_obs(self) -> int:
@@ -183,7 +183,7 @@ class Loader:
         Raises:
             ConfigError: workers of a `DataLoader` read, and only they know the position; or there are no rows.
         """
-        return self._standing.state_dict()
+        return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume after a saved position: the next pass is the rest of that epoch, with byte-identical batches.
@@ -196,7 +196,7 @@ class Loader:
             ConfigError: the state lies inside an epoch, and data, sampler or number of ranks differ, or the settings of
                 your own sampler are unknown; see `Sampler.pass_settings`.
         """
-        self._standing.load_state_dict(state)
+        self._position.load_state_dict(state)
 
     def peek(self) -> LoaderOutput:
         """Return the first batch of the next pass, read now; position and sampler do not change.
@@ -213,7 +213,7 @@ class Loader:
                 f"peek draws from a copy of the sampler, and {type(self._batch_sampler).__name__} cannot be copied "
                 f"({error}): iterate instead"
             ) from error
-        order = self._standing.first_order(sampler)
+        order = self._position.first_order(sampler)
         if order is None:
             raise ConfigError("peek found no further batch, or the loader has no rows")
         first, last = order.edges[:2]
@@ -346,18 +346,19 @@ class Loader:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
         say_idle_workers(self._batch_sampler)
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
-        requests, under_way = self._requests(), self._standing.next_pass()
+        requests, current = self._requests(), self._position.next_pass()
         self._num_open += 1
         try:
-            with closing(under_way.orders(n_obs)) as orders:
+            with closing(current.orders(n_obs)) as orders:
                 following = self._following if goes_on else lambda: None
                 for order, block, about in requests.read(orders, self._datasets.obs, following):
                     for first, last in pairwise(order.edges):
-                        yield under_way.counted(self._batch(order, block, about, first, last))
+                        # no local name: it would keep its memory while the next one is made
+                        yield current.counted(self._batch(order, block, about, first, last))
                     block.lease.leave()
                     del block  # the next read needs its memory
-            under_way.has_ended = True
-            if not under_way.num_done:
+            current.has_ended = True
+            if not current.num_done:
                 say_no_batch(self._batch_sampler, n_obs)
         except BaseException:
             requests.leave()
@@ -376,18 +377,14 @@ class Loader:
             return None
         try:
             sampler = foreseen(self._batch_sampler)
-            return None if sampler is None else self._standing.first_order(sampler)
+            return None if sampler is None else self._position.first_order(sampler)
         except Exception:  # noqa: BLE001  (who asks for that pass sees it)
             return None
 
-    def _placed(self, rows: Any) -> Any:
-        if self._sharded is None:
-            return convert(rows, self._to, gpu=self._on_gpu)
-        return global_batch(rows, self._sharded)
-
     def _batch(self, order: RowOrder, block: RowBlock, about: Any, first: int, last: int) -> LoaderOutput:
+        rows, sharded = block.part(first, last), self._sharded
         return {
-            "X": self._placed(block.part(first, last)),
+            "X": convert(rows, self._to, gpu=self._on_gpu) if sharded is None else global_batch(rows, sharded),
             "obs": None if about is None else about.iloc[first:last],
             "var": self._datasets.var,
             "index": order.rows[first:last] if self._return_index else None,

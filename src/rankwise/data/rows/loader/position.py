@@ -1,4 +1,4 @@
-"""`Standing`: the position of a loader inside its passes, for saving and resuming."""
+"""`LoaderPosition`: the position of a loader inside its passes, for saving and resuming."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.data.rows.samplers.distributed import known_settings
 from rankwise.errors import ConfigError
 
-__all__ = ["SavedPass", "Standing", "UnderWay"]
+__all__ = ["CurrentPass", "LoaderPosition", "SavedPass"]
 
 
 _VERSION = 1
@@ -69,16 +69,14 @@ class SavedPass:
 
     def differences(self, here: SavedPass) -> list[str]:
         """Return the differences in data, sampler and workers, in words."""
-        was, now = _flat(self), _flat(here)
+        told: list[dict[str, Any]] = []
+        for saved in (self, here):
+            settings: Any = saved.to_json()["sampler"] or {}  # as JSON: tuples are lists
+            worker = {} if saved.worker is None else {"worker": "{number} of {count}".format(**saved.worker)}
+            told.append({"rows": saved.rows, "data": saved.data, **settings, **worker})
+        was, now = told
         names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
         return [f"{name} was {was.get(name)}, is {now.get(name)}" for name in names]
-
-
-def _flat(saved: SavedPass) -> dict[str, Any]:
-    state: dict[str, Any] = saved.to_json()
-    worker = state["worker"] or {}
-    place = {"worker": f"{worker['number']} of {worker['count']}"} if worker else {}
-    return {"rows": saved.rows, "data": saved.data, **(state["sampler"] or {}), **place}
 
 
 WITH_AN_ORDER = (
@@ -87,7 +85,7 @@ WITH_AN_ORDER = (
 T = TypeVar("T")
 
 
-class UnderWay:
+class CurrentPass:
     """One pass; it resumes from `saved` if that position lies in it.
 
     Attributes:
@@ -110,7 +108,7 @@ class UnderWay:
         """
         with closing(self._sampler.sample(n_obs)) as requests:
             request = next(requests, None)
-            num_left_out = self._begin()
+            num_left_out = self.num_done = self._num_before()
             while request is not None:
                 splits = list(request["splits"])
                 if len(splits) > num_left_out:
@@ -125,7 +123,7 @@ class UnderWay:
         self.num_done += 1
         return batch
 
-    def _begin(self) -> int:
+    def _num_before(self) -> int:
         """Record which pass has begun; return how many of its batches were handed out before."""
         self.draws, saved = self._sampler.last_pass, self._saved
         if saved is None or self.draws is None or saved.epoch != self.draws.epoch:
@@ -135,29 +133,28 @@ class UnderWay:
                 "a loader that resumes inside an epoch cannot be shared among DataLoader workers: use "
                 f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
             )
-        self.num_done = saved.batches
         return saved.batches
 
 
-class Standing:
+class LoaderPosition:
     """The position of a loader: its pass, and the number of batches done."""
 
     def __init__(self, sampler: Sampler, datasets: AddedDatasets) -> None:
         self._sampler, self._datasets = sampler, datasets
-        self._newest: UnderWay | None = None
+        self._newest: CurrentPass | None = None
         self._loaded: SavedPass | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_newest": None}
 
-    def next_pass(self) -> UnderWay:
+    def next_pass(self) -> CurrentPass:
         """Return the pass that begins now; it resumes from the loaded position if that has the same epoch."""
-        self._newest, self._loaded = UnderWay(self._sampler, self._loaded), None
+        self._newest, self._loaded = CurrentPass(self._sampler, self._loaded), None
         return self._newest
 
     def first_order(self, sampler: Sampler) -> RowOrder | None:
         """Return the first rows of the pass that would begin now, drawn by a copy of the sampler; None = no rows."""
-        with closing(UnderWay(sampler, self._loaded).orders(self._datasets.num_rows)) as orders:
+        with closing(CurrentPass(sampler, self._loaded).orders(self._datasets.num_rows)) as orders:
             return next(orders, None)
 
     def state_dict(self) -> dict[str, JSON]:
@@ -171,7 +168,7 @@ class Standing:
                 "DataLoader workers read the batches, so this process does not know their position: use "
                 f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
             )
-        saved = self._saved(*self._position())
+        saved = self._saved(*self._now())
         if saved.batches and saved.sampler is None:
             say_once(f"the saved position inside an epoch cannot be resumed: {self._unknown()}")
         return saved.to_json()
@@ -185,7 +182,16 @@ class Standing:
         saved, here = SavedPass.from_json(state), self._saved(0, 0, 0)
         wrong_seed = self._wrong_seed(saved, here)
         if saved.batches:
-            self._refuse_others(saved, here, wrong_seed)
+            known = saved.sampler is not None and here.sampler is not None
+            why = (saved.differences(here) if known else [self._unknown()]) + ([wrong_seed] if wrong_seed else [])
+            if not why and current_worker() is None and saved.batches > self._num_batches():
+                why = [f"an epoch has {self._num_batches()} batches here"]
+            if why:
+                raise ConfigError(
+                    f"the state is {saved.batches} batches into epoch {saved.epoch}, which this loader would not make "
+                    f"again: {'; '.join(why)}. Restore data, sampler and number of ranks, begin with another "
+                    f"epoch (set_epoch({saved.epoch + 1})), or {WITH_AN_ORDER}"
+                )
         salt = saved.worker["salt"] if saved.batches and saved.worker else None
         self._sampler.go_to(saved.epoch, seed=None if wrong_seed else saved.seed, salt=salt)
         self._loaded, self._newest = saved if saved.batches else None, None
@@ -197,7 +203,7 @@ class Standing:
         goes_on = loaded is not None and loaded.worker is None and self._sampler.epoch == loaded.epoch
         return loaded.batches if goes_on and loaded is not None else 0
 
-    def _position(self) -> tuple[int, int, int]:
+    def _now(self) -> tuple[int, int, int]:
         """Return epoch, number of batches handed out, and salt of the pass."""
         sampler, newest, loaded = self._sampler, self._newest, self._loaded
         if newest is not None and newest.draws is not None and newest.draws is sampler.last_pass:
@@ -241,19 +247,6 @@ class Standing:
                 "state of every rank, or pass a seed to the sampler, rng=0"
             )
         return ""
-
-    def _refuse_others(self, saved: SavedPass, here: SavedPass, wrong_seed: str) -> None:
-        why = [] if saved.sampler is not None and here.sampler is not None else [self._unknown()]
-        why += [] if why else saved.differences(here)
-        why += [wrong_seed] if wrong_seed else []
-        if not why and current_worker() is None and saved.batches > self._num_batches():
-            why = [f"an epoch has {self._num_batches()} batches here"]
-        if why:
-            raise ConfigError(
-                f"the state is {saved.batches} batches into epoch {saved.epoch}, which this loader would not make "
-                f"again: {'; '.join(why)}. Restore data, sampler and number of ranks, begin with another "
-                f"epoch (set_epoch({saved.epoch + 1})), or {WITH_AN_ORDER}"
-            )
 
     def _unknown(self) -> str:
         return (

@@ -16,7 +16,6 @@ from rankwise.data.feed.memory.lease import Lease, Leases
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.prefetch import LEAST_DEPTH, ReadAhead
 from rankwise.data.rows.matrices import (
-    MatrixPlan,
     StoredMatrix,
     finished_plain,
     gather_rows,
@@ -67,7 +66,11 @@ def _listed(requests: Any) -> IntArray:
             )
         return requests.astype(np.int64, copy=False)
     runs = list(requests)
-    wrong = [run for run in runs if not _is_run(run)]
+    wrong = [
+        run
+        for run in runs
+        if not isinstance(run, slice) or run.start is None or run.stop is None or run.step not in (None, 1)
+    ]
     if wrong:
         raise ConfigError(
             "requests must be slices with a start, a stop and the step 1, or a NumPy array of integers; got "
@@ -78,10 +81,6 @@ def _listed(requests: Any) -> IntArray:
     begin = np.cumsum(lengths) - lengths
     listed: IntArray = np.repeat(starts - begin, lengths) + np.arange(lengths.sum())
     return listed
-
-
-def _is_run(run: Any) -> bool:
-    return isinstance(run, slice) and run.start is not None and run.stop is not None and run.step in (None, 1)
 
 
 def _places(split: Any) -> IntArray:
@@ -135,24 +134,18 @@ class StoredRows:
         """Read and decode rows directly in the requested order; errors are reported for each row."""
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
-        arrays, spec = self._arrays(plan, lease), self._stack.spec
+        spec, shape = self._stack.spec, (plan.num_rows, *self._stack.spec.shape)
+        # memory for one request: batches are views of it, and may be kept
+        if plan.lengths is None:
+            arrays: tuple[NDArray, ...] = (self._pool.take(math.prod(shape), spec.dtype, lease=lease).reshape(shape),)
+        else:
+            dtypes = (spec.dtype, spec.index_dtype)
+            elements = [self._pool.take(plan.num_elements, dtype, lease=lease) for dtype in dtypes]
+            arrays = (*elements, np.zeros(plan.num_rows + 1, dtype=np.int64))
         finished = finished_plain(plan, arrays, spec, self._reader.read(plan.jobs(arrays)))
         errors = row_errors(rows, self._matrices, {"": (plan, finished, spec)}, ids=rows, word="row")
         num_cols = None if plan.lengths is None else spec.shape[0]
         return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors, lease=lease)
-
-    def _arrays(self, plan: MatrixPlan, lease: Lease) -> tuple[NDArray, ...]:
-        """Return memory for one request: batches are views of it, and may be kept."""
-        spec = self._stack.spec
-        if plan.lengths is None:
-            shape = (plan.num_rows, *spec.shape)
-            return (self._pool.take(math.prod(shape), spec.dtype, lease=lease).reshape(shape),)
-        count = plan.num_elements
-        return (
-            self._pool.take(count, spec.dtype, lease=lease),
-            self._pool.take(count, spec.index_dtype, lease=lease),
-            np.zeros(plan.num_rows + 1, dtype=np.int64),
-        )
 
 
 class MemoryRows:

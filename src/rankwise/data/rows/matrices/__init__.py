@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.matrices.damage import Finished, finished_plain, judged_reports, row_errors
-from rankwise.data.rows.matrices.in_memory import MemoryMatrix, MemoryStack, gather_rows
+from rankwise.data.rows.matrices.damage import Finished, checked_reports, finished_plain, row_errors
+from rankwise.data.rows.matrices.in_memory import MemoryMatrix, gather_rows
 from rankwise.data.rows.matrices.on_disk import StoredDense, StoredMatrix, StoredSparse, open_matrix
-from rankwise.data.rows.matrices.plans import MatrixPlan, MatrixStack
 from rankwise.data.rows.matrices.pointers import RowPointers
-from rankwise.data.rows.matrices.stacks import DenseStack, SparseStack, stack_matrices
+from rankwise.data.rows.matrices.stacks import (
+    DenseStack,
+    MatrixPlan,
+    MatrixStack,
+    MemoryStack,
+    SparseStack,
+    stack_matrices,
+)
 
 __all__ = [
     "DenseStack",
@@ -21,9 +27,9 @@ __all__ = [
     "StoredDense",
     "StoredMatrix",
     "StoredSparse",
+    "checked_reports",
     "finished_plain",
     "gather_rows",
-    "judged_reports",
     "open_matrix",
     "row_errors",
     "stack_matrices",

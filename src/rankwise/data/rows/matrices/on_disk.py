@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,7 +112,8 @@ class StoredDense:
     @property
     def row_bytes(self) -> float:
         """Decoded bytes of a row."""
-        return self.array.chunk_bytes / self.array.chunks[0] * _chunks_across(self.array)
+        across = (-(-size // chunk) for size, chunk in zip(self.array.shape[1:], self.array.chunks[1:], strict=True))
+        return self.array.chunk_bytes / self.array.chunks[0] * math.prod(across)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -121,13 +123,6 @@ class StoredDense:
 
 
 StoredMatrix: TypeAlias = StoredSparse | StoredDense
-
-
-def _chunks_across(array: ArrayMeta) -> int:
-    count = 1
-    for size, chunk in zip(array.shape[1:], array.chunks[1:], strict=True):
-        count *= -(-size // chunk)
-    return count
 
 
 _PARTS = ("data", "indices", "indptr")
@@ -147,9 +142,20 @@ def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
     if node.kind == "array":
         return StoredDense(array=STORES.array(node))
     kind = node.attributes.get("encoding-type")
+    if kind == "csc_matrix":
+        raise DataError(
+            f"the matrix {place} is stored column by column (CSC): reading its rows would decode all of it; store it "
+            "by rows, for example with adata.X = adata.X.tocsr()"
+        )
     if kind != "csr_matrix":
-        raise DataError(_unfit(place, kind))
-    parts = {name: _part(place, name) for name in _PARTS}
+        held = "no matrix" if kind is None else repr(kind)
+        raise DataError(f"{place} holds {held}; rows need CSR matrices or dense arrays")
+    parts = {}
+    for name in _PARTS:
+        part = STORES.node(f"{place}/{name}")
+        if part is None or part.kind != "array":
+            raise DataError(f"the CSR matrix {place} lacks its array {name!r}: copy or write it again")
+        parts[name] = STORES.array(part)
     beside = STORES.node(f"{place}/{_LENGTHS}")
     lengths = STORES.array(beside) if beside is not None and beside.kind == "array" else None
     shape: Any = node.attributes.get("shape")
@@ -167,19 +173,3 @@ def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
         place=place, num_cols=num_cols, data=parts["data"], indices=parts["indices"], pointers=pointers,
         rows_per_chunk=per_chunk if aligned else None,
     )  # fmt: skip
-
-
-def _part(place: str, name: str) -> ArrayMeta:
-    node = STORES.node(f"{place}/{name}")
-    if node is None or node.kind != "array":
-        raise DataError(f"the CSR matrix {place} lacks its array {name!r}: copy or write it again")
-    return STORES.array(node)
-
-
-def _unfit(place: str, kind: Any) -> str:
-    if kind == "csc_matrix":
-        return (
-            f"the matrix {place} is stored column by column (CSC): reading its rows would decode all of it; store it "
-            "by rows, for example with adata.X = adata.X.tocsr()"
-        )
-    return f"{place} holds {'no matrix' if kind is None else repr(kind)}; rows need CSR matrices or dense arrays"

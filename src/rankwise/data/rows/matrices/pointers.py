@@ -3,18 +3,91 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.matrices.damage import PointerJudge
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
 from rankwise.errors import DataError
 
-__all__ = ["PagedNumbers", "RowPointers", "read_boxes"]
+__all__ = ["PagedNumbers", "PointerCheck", "RowPointers", "read_boxes"]
+
+
+Ask: TypeAlias = Callable[[int], int | None]
+
+
+class PointerCheck:
+    """Checks row pointers: they never decrease, start at 0, and end with the number of elements.
+
+    A chunk that is not in a store is read as zeros. Zeros are correct only if all rows up to the end of the chunk are
+    empty: before the first chunk with other numbers, whose first number is then at most the elements of one row.
+
+    Args:
+        num_rows: rows of the matrix; there is one pointer more.
+        num_elements: elements of the matrix.
+        num_cols: most elements of a row; None = unknown.
+    """
+
+    def __init__(self, *, num_rows: int, num_elements: int, num_cols: int | None) -> None:
+        self._num_rows, self._num_elements, self._num_cols = num_rows, num_elements, num_cols
+        self._first_filled: tuple[int, int] | None = None  # start of the first nonzero chunk, its first number
+
+    def is_sound(self, page: IntArray, first: int, chunk: int) -> bool:
+        """Quick check: whether no error is found in a page, int64[n], of whole chunks; the last one may be shorter."""
+        # chunks of zeros come before all others
+        return not self._wrong(page, first) and not (self._num_elements and _is_blank(page[:chunk]) and chunk > 1)
+
+    def problems(self, page: IntArray, first: int, chunk: int, unread: Container[int], ask: Ask) -> dict[int, str]:
+        """Return the errors, by the number of the chunk. If two chunks do not fit, both count as damaged.
+
+        Chunks in `unread` have undefined numbers. `ask` returns the number at a place, None if it cannot be read.
+        """
+        found: dict[int, str] = {}
+        last: list[tuple[int, int]] = []  # of chunks that seem sound: number of the chunk, its last number
+        for start in range(0, len(page), chunk):
+            part, place = page[start : start + chunk], first + start
+            number = place // chunk
+            if number in unread:
+                continue
+            what = self._wrong(part, place)
+            if not what and self._num_elements and _is_blank(part) and self._is_lost(place, chunk, ask):
+                what = f"row {place} and those after it would be empty"
+            if what:
+                found[number] = what
+            elif last and part[0] < last[-1][1]:
+                before, _ = last.pop()
+                found[before] = found[number] = f"row {place - 1} would begin after it ends"
+            else:
+                last.append((number, int(part[-1])))
+        return found
+
+    def _wrong(self, numbers: IntArray, first: int) -> str:
+        falls = np.flatnonzero(np.diff(numbers) < 0)
+        last = first + len(numbers) - 1
+        if len(falls):
+            return f"row {first + int(falls[0])} would begin after it ends"
+        if numbers[0] < 0 or (first == 0 and numbers[0] != 0):
+            return f"row {first} would begin at element {numbers[0]}"
+        if numbers[-1] > self._num_elements or (last == self._num_rows and numbers[-1] != self._num_elements):
+            return f"row {max(0, last - 1)} would end at element {numbers[-1]} of {self._num_elements}"
+        return ""
+
+    def _is_lost(self, place: int, chunk: int, ask: Ask) -> bool:
+        """Whether zeros from a place on come from a missing chunk."""
+        if self._first_filled is None:
+            starts = range(0, self._num_rows + 1, chunk)
+            found = next((start for start in starts if ask(min(start + chunk - 1, self._num_rows))), -1)
+            self._first_filled = (found, (ask(found) or 0) if found >= 0 else 0)
+        filled, number = self._first_filled
+        return place > filled or (self._num_cols is not None and number > self._num_cols)
+
+
+def _is_blank(numbers: IntArray) -> bool:
+    return not numbers[-1] and not numbers[0]
 
 
 def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReader) -> tuple[IntArray, BoxReport]:
@@ -56,17 +129,17 @@ class PagedNumbers:
     Args:
         array: the array, one axis, integers.
         reader: reads it; these reads bypass its cache.
-        judge: finds invalid numbers; None = all are valid.
+        check: finds invalid numbers; None = all are valid.
         what: what the numbers are, for messages.
         capacity_bytes: size of the table.
     """
 
     def __init__(
-        self, array: ArrayMeta, reader: BoxReader, judge: PointerJudge | None, *, what: str, capacity_bytes: int
+        self, array: ArrayMeta, reader: BoxReader, check: PointerCheck | None, *, what: str, capacity_bytes: int
     ) -> None:
         self._array = array
         self._reader = reader
-        self._judge = judge
+        self._check = check
         self._what = what
         self.chunk = max(1, min(array.chunks[0], array.shape[0]))
         self._page = -(-_LEAST_PAGE // self.chunk) * self.chunk
@@ -115,29 +188,23 @@ class PagedNumbers:
                 part = numbers[low : low + self._most]
                 self._hold(part)
                 members = slice(None) if len(part) == len(numbers) else (page >= part[0]) & (page <= part[-1])
-                found[members] = self._gather(page[members], places[members])
-            return found, self._errors(places) if self._damaged else {}
+                slot, inside = self._slot[page[members]], places[members] - page[members] * self._page
+                found[members] = self._bases[slot, inside >> _RUN_BITS] + self._offsets[slot, inside]
+            if not self._damaged:
+                return found, {}
+            chunks = places // self.chunk
+            hit = np.flatnonzero(np.isin(chunks, list(self._damaged))).tolist()
+            return found, {index: replace(self._damaged[int(chunks[index])], box=index) for index in hit}
 
-    def distrust(self, place: int, why: str) -> None:
+    def mark_damaged(self, place: int, why: str) -> None:
         """Mark the chunk of a place as damaged."""
         with self._lock:  # found when numbers of two arrays are compared, not by the thread that reads a page
             self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
-
-    def _errors(self, places: IntArray) -> dict[int, BoxError]:
-        chunks = places // self.chunk
-        hit = np.flatnonzero(np.isin(chunks, list(self._damaged))).tolist()
-        return {index: replace(self._damaged[int(chunks[index])], box=index) for index in hit}
 
     def _error(self, chunk: int, why: str) -> BoxError:
         place = self._array.place
         what = f"the {self._what} {place} are damaged: in chunk ({chunk},) {why}; copy or write the matrix again"
         return BoxError(box=0, place=f"chunk ({chunk},) of the array {place}", error=DataError(what))
-
-    def _gather(self, page: IntArray, places: IntArray) -> IntArray:
-        slot, inside = self._slot[page], places - page * self._page
-        numbers: IntArray = self._bases[slot, inside >> _RUN_BITS]
-        numbers += self._offsets[slot, inside]
-        return numbers
 
     def _hold(self, numbers: IntArray) -> None:
         """Load these pages, at most as many as there are slots."""
@@ -160,7 +227,7 @@ class PagedNumbers:
         extent = min(self._page, self._array.shape[0] - int(starts[-1, 0]))
         values, report = read_boxes(self._array, starts[:, 0], extent, self._reader)
         for number, page, valid in zip(starts[:, 0].tolist(), values, report.valid.tolist(), strict=True):
-            if not valid or not (self._judge is None or self._judge.is_sound(page, number, self.chunk)):
+            if not valid or not (self._check is None or self._check.is_sound(page, number, self.chunk)):
                 self._look_closer(page, number)
         return values
 
@@ -173,8 +240,8 @@ class PagedNumbers:
             part[:] = values[0]
             if report.errors:
                 unread[(first + start) // self.chunk] = report.errors[0]
-        judge = self._judge
-        wrong = {} if judge is None else judge.problems(page, first, self.chunk, unread, self._ask)
+        check = self._check
+        wrong = {} if check is None else check.problems(page, first, self.chunk, unread, self._ask)
         found = {**unread, **{chunk: self._error(chunk, why) for chunk, why in wrong.items()}}
         self._damaged.update(found)
         bad = np.isin((first + np.arange(len(page))) // self.chunk, list(found))
@@ -195,19 +262,16 @@ class PagedNumbers:
         runs = padded.reshape(len(numbers), self._runs, _RUN)
         bases = runs.min(axis=2)
         offsets = (runs - bases[:, :, None]).reshape(len(numbers), -1)
-        self._widen(int(offsets.max()))
+        most = int(offsets.max())  # runs of 16 rows with 65,536 or more elements are rare
+        wanted = next(dtype for dtype in _OFFSET_DTYPES if most <= np.iinfo(dtype).max)
+        if wanted.itemsize > self._offsets.dtype.itemsize:
+            self._offsets = self._offsets.astype(wanted)
         self._bases[slots], self._offsets[slots] = bases, offsets
         # Pages are found by `_slot`, so it is set last. After a Ctrl-C before that, a page is read again; in the other
         # order a page could be overwritten unnoticed.
         self._held[slots], self._used[slots] = numbers, self._clock
         self._slot[numbers] = slots
         self.num_pages_read += len(numbers)
-
-    def _widen(self, most: int) -> None:
-        """Make room for offsets up to `most`: runs of 16 rows with 65,536 or more elements are rare."""
-        wanted = next(dtype for dtype in _OFFSET_DTYPES if most <= np.iinfo(dtype).max)
-        if wanted.itemsize > self._offsets.dtype.itemsize:
-            self._offsets = self._offsets.astype(wanted)
 
 
 _CAPACITY_BYTES = 128 * 2**20
@@ -257,8 +321,8 @@ class RowPointers:
         # Chunks with a nonzero length. The set only grows, so it needs no lock: at worst a chunk is checked twice.
         self._filled: set[int] = set()
         each = capacity_bytes if lengths is None else capacity_bytes // 2
-        judge = PointerJudge(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
-        self._begins = PagedNumbers(array, reader, judge, what="row pointers", capacity_bytes=each)
+        check = PointerCheck(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
+        self._begins = PagedNumbers(array, reader, check, what="row pointers", capacity_bytes=each)
         self._lengths = (
             None if lengths is None else PagedNumbers(lengths, reader, None, what="row lengths", capacity_bytes=each)
         )
@@ -279,7 +343,7 @@ class RowPointers:
         if falls:  # rows that begin on one page and end on the next: either page may be damaged
             for row in rows[sorted(falls)].tolist():
                 for place in (row, row + 1):
-                    self._begins.distrust(place, f"row {row} would begin after it ends")
+                    self._begins.mark_damaged(place, f"row {row} would begin after it ends")
             return self.spans(rows)
         lengths = held if self._lengths is None else self._true_lengths(self._lengths, rows, held, lost)
         if not lost:
@@ -307,7 +371,7 @@ class RowPointers:
         if not wrong:
             return lengths
         for index, why in wrong.items():
-            numbers.distrust(int(rows[index]), why)
+            numbers.mark_damaged(int(rows[index]), why)
         return self._true_lengths(numbers, rows, held, lost)
 
     def _blank_ones(

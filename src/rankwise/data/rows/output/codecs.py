@@ -121,16 +121,11 @@ def pad_rows(
         return data, indices
     ends = np.cumsum(lengths)
     rows = np.flatnonzero(pads)
-    columns = [
-        _free_columns(indices[ends[row] - lengths[row] : ends[row]], num_cols)[: pads[row]] for row in rows.tolist()
-    ]
+    columns = []
+    for row in rows.tolist():
+        free = np.ones(num_cols, dtype=bool)
+        free[indices[ends[row] - lengths[row] : ends[row]]] = False
+        columns.append(np.flatnonzero(free)[: pads[row]])
     places = np.repeat(ends[rows], pads[rows])
     padded_indices = np.insert(indices, places, np.concatenate(columns).astype(indices.dtype))
     return np.insert(data, places, np.zeros(len(places), dtype=data.dtype)), padded_indices
-
-
-def _free_columns(used: NDArray, num_cols: int) -> IntArray:
-    free = np.ones(num_cols, dtype=bool)
-    free[used] = False
-    found: IntArray = np.flatnonzero(free)
-    return found

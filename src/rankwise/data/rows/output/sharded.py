@@ -25,9 +25,7 @@ __all__ = [
     "create_dense",
     "create_sparse",
     "quiet_anndata",
-    "write_dense",
     "write_sharded",
-    "write_sparse",
     "write_whole",
 ]
 
@@ -111,10 +109,6 @@ class MatrixFormat:
 
         return (BloscCodec(cname="lz4", clevel=3, shuffle="shuffle", blocksize=_BLOCK if self.align_rows else 0),)
 
-    def shard_rows(self, row_bytes: float) -> int:
-        """Return the rows of a shard, for rows of `row_bytes` bytes."""
-        return rows_of_size(self.shard_size, "shard_size", row_bytes)
-
 
 def create_sparse(
     group: Any, name: str, *, lengths: IntArray, num_cols: int, dtype: DType, form: MatrixFormat
@@ -133,7 +127,8 @@ def create_sparse(
     made.attrs.update(attributes)
     index_dtype = np.min_scalar_type(max(0, num_cols - 1))
     per_row = layout.num_elements / max(1, len(lengths))
-    shard = int(form.shard_rows(per_row * (dtype.itemsize + index_dtype.itemsize)) * per_row)
+    element_bytes = dtype.itemsize + index_dtype.itemsize
+    shard = int(rows_of_size(form.shard_size, "shard_size", per_row * element_bytes) * per_row)
     for part, kind in (("data", dtype), ("indices", index_dtype)):
         create_array(
             made,
@@ -179,28 +174,10 @@ def create_dense(
         shape=(num_rows, *row_shape),
         dtype=dtype,
         chunk=form.n_obs_per_chunk,
-        shard=form.shard_rows(int(np.prod(row_shape)) * dtype.itemsize),
+        shard=rows_of_size(form.shard_size, "shard_size", int(np.prod(row_shape)) * dtype.itemsize),
         compressors=form.codecs,
         attributes={"encoding-type": "array", "encoding-version": "0.2.0"},
     )
-
-
-def write_sparse(group: Any, name: str, matrix: Any, form: MatrixFormat) -> None:
-    """Write a CSR matrix from memory."""
-    lengths = np.diff(matrix.indptr).astype(np.int64)
-    pads = create_sparse(group, name, lengths=lengths, num_cols=matrix.shape[1], dtype=matrix.dtype, form=form).pads
-    data, indices = matrix.data, matrix.indices
-    if pads is not None:
-        data, indices = pad_rows(data, indices, lengths, pads, matrix.shape[1])
-    for part, values in (("data", data), ("indices", indices)):
-        write_whole(group[name][part], values, keep_zeros=True)
-
-
-def write_dense(group: Any, name: str, values: NDArray, form: MatrixFormat) -> None:
-    """Write an array from memory."""
-    row_shape = values.shape[1:]
-    array = create_dense(group, name, num_rows=len(values), row_shape=row_shape, dtype=values.dtype, form=form)
-    write_whole(array, values)
 
 
 _SPARSE = ("csr_matrix", "csc_matrix")
@@ -290,9 +267,18 @@ def _write(
     rows = name == "X" or parent[-2:-1] in (["layers"], ["obsm"])
     rows = rows and getattr(elem, "shape", ())[:1] == (num_rows,) and "raw" not in parent
     if rows and iospec.encoding_type in _SPARSE:
-        matrix = elem.to_memory() if hasattr(elem, "to_memory") else elem
-        write_sparse(store, name, matrix.tocsr(), form)
+        matrix = (elem.to_memory() if hasattr(elem, "to_memory") else elem).tocsr()
+        lengths, num_cols = np.diff(matrix.indptr).astype(np.int64), matrix.shape[1]
+        pads = create_sparse(store, name, lengths=lengths, num_cols=num_cols, dtype=matrix.dtype, form=form).pads
+        data, indices = matrix.data, matrix.indices
+        if pads is not None:
+            data, indices = pad_rows(data, indices, lengths, pads, num_cols)
+        for part, values in (("data", data), ("indices", indices)):
+            write_whole(store[name][part], values, keep_zeros=True)
     elif rows and iospec.encoding_type == "array" and elem.dtype.kind in "biufc":
-        write_dense(store, name, np.asarray(elem), form)
+        rows_held: NDArray = np.asarray(elem)
+        shape, dtype = rows_held.shape[1:], rows_held.dtype
+        array = create_dense(store, name, num_rows=num_rows, row_shape=shape, dtype=dtype, form=form)
+        write_whole(array, rows_held)
     else:
         write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))

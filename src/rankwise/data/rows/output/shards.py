@@ -189,7 +189,8 @@ def lay_out(lengths: IntArray, num_cols: int, rows_per_chunk: int, *, align: boo
     """
     total = int(lengths.sum())
     if not align or total == 0:
-        return SparseLayout(chunk=_mean_chunk(lengths, rows_per_chunk), pads=None, num_elements=total)
+        mean = max(1, min(total, int(rows_per_chunk * total / max(1, len(lengths)))))
+        return SparseLayout(chunk=mean, pads=None, num_elements=total)
     starts = np.arange(0, len(lengths), rows_per_chunk)
     sums = np.add.reduceat(lengths, starts)
     chunk = _best_chunk(sums)
@@ -201,11 +202,6 @@ def lay_out(lengths: IntArray, num_cols: int, rows_per_chunk: int, *, align: boo
         if need and _give(pads, lengths, num_cols, slice(start, start + rows_per_chunk), need):
             place += need
     return SparseLayout(chunk=chunk, pads=pads, num_elements=total + int(pads.sum()))
-
-
-def _mean_chunk(lengths: IntArray, rows_per_chunk: int) -> int:
-    total = int(lengths.sum())
-    return max(1, min(total, int(rows_per_chunk * total / max(1, len(lengths)))))
 
 
 def _best_chunk(sums: IntArray) -> int:

@@ -18,12 +18,11 @@ from rankwise.data.rows.passes import (
     check_mask,
     make_generator,
     mask_bounds,
-    mask_settings,
 )
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["ChunkSampler", "RandomSampler", "RowsOnce", "SequentialSampler", "make_requests"]
+__all__ = ["ChunkSampler", "RandomSampler", "SequentialSampler", "make_requests"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +46,10 @@ class RequestSizes:
                 f"rows; use preload_nchunks={-(-batch // self.chunk_size)} or more"
             )
         if rows % batch:
+            nearest = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - batch))
             raise ConfigError(
                 f"chunk_size * preload_nchunks must be divisible by batch_size: a request has {product} rows, which "
-                f"leaves {rows % batch} after batches of {batch}; use batch_size={self._nearest_divisor()}, or other "
-                "sizes"
+                f"leaves {rows % batch} after batches of {batch}; use batch_size={nearest}, or other sizes"
             )
 
     @property
@@ -61,10 +60,6 @@ class RequestSizes:
     def cut(self, places: IntArray) -> list[IntArray]:
         """Cut places in a request into batches."""
         return np.split(places, range(self.batch_size, len(places), self.batch_size))
-
-    def _nearest_divisor(self) -> int:
-        rows = self.request_rows
-        return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - self.batch_size))
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
@@ -88,52 +83,12 @@ def _circle(first: int, length: int, start: int, stop: int) -> list[slice]:
     return runs
 
 
-class RowsOnce:
-    """The load requests of a shuffled pass.
-
-    Args:
-        draws: random numbers of the pass.
-        sizes: how many rows are read and batched together.
-        start: first row of the range.
-        stop: row after the last.
-        is_part: whether the pass ends before all rows were used. Chunks then start at a random row and wrap around,
-            so that all rows are equally likely; otherwise they start at the first row, like chunks of the store.
-    """
-
-    def __init__(self, draws: PassDraws, sizes: RequestSizes, *, start: int, stop: int, is_part: bool) -> None:
-        rng = draws.whole()
-        self._draws, self._sizes, self._start, self._stop = draws, sizes, start, stop
-        self._short = (stop - start) % sizes.chunk_size
-        self._order: IntArray = rng.permutation(-(-(stop - start) // sizes.chunk_size))
-        self._is_part = is_part
-        self._turn = int(rng.integers(stop - start)) if is_part else 0
-
-    def request(self, number: int, wanted: int) -> LoadRequest:
-        """Return one request with `wanted` rows, drawn uniformly from its chunks."""
-        count = self._sizes.preload_nchunks
-        runs, size = [], 0
-        for chunk in self._order[number * count : (number + 1) * count].tolist():
-            first, length = self._chunk(chunk)
-            size += length
-            runs += _circle(first, length, self._start, self._stop)
-            if self._is_part and size >= wanted:
-                break
-        places: IntArray = self._draws.request(number).permutation(size)[:wanted]
-        return {"requests": runs, "splits": self._sizes.cut(places)}
-
-    def _chunk(self, chunk: int) -> tuple[int, int]:
-        """Return first row and length of a chunk; chunks after the short one begin earlier by what it lacks."""
-        size, last = self._sizes.chunk_size, int(self._order[-1])
-        is_short = self._short > 0 and chunk == last
-        first = chunk * size - (size - self._short if self._short > 0 and chunk > last else 0)
-        length = self._stop - self._start
-        return self._start + (first + self._turn) % length, self._short if is_short else size
-
-
 class ChunkSampler(Sampler):
     """Cuts the range into chunks of neighbouring rows and takes several of them in each load request."""
 
     handles_workers = True
+
+    _num_samples: int | None = None  # rows of a pass; None = all rows of the mask
 
     def __init__(
         self,
@@ -162,6 +117,8 @@ class ChunkSampler(Sampler):
         mask_bounds(self._mask, n_obs)
 
     def _asked(self, n_obs: int) -> int:
+        if self._num_samples is not None:
+            return self._num_samples
         start, stop = mask_bounds(self._mask, n_obs)
         return stop - start
 
@@ -172,7 +129,7 @@ class ChunkSampler(Sampler):
 
     def _settings(self) -> dict[str, JSON]:
         said = {"kind": type(self).__name__, **asdict(self._sizes)}
-        return {**said, "drop_last": self._drop_last, "mask": mask_settings(self._mask)}
+        return {**said, "drop_last": self._drop_last, "mask": [self._mask.start or 0, self._mask.stop]}
 
 
 class SequentialSampler(ChunkSampler):
@@ -286,17 +243,39 @@ class RandomSampler(ChunkSampler):
         """Return the settings that decide the batches of a pass."""
         return {**self._settings(), "replacement": self._replacement, "num_samples": self._num_samples}
 
-    def _asked(self, n_obs: int) -> int:
-        return super()._asked(n_obs) if self._num_samples is None else self._num_samples
-
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         start, stop = mask_bounds(self._mask, n_obs)
         total = self._num_rows(n_obs)
         if self._replacement:
             return make_requests(total, self._sizes, partial(self._repeated, self._draws, start, stop))
-        part = self._num_samples is not None and self._num_samples < stop - start
-        once = RowsOnce(self._draws, self._sizes, start=start, stop=stop, is_part=part)
-        return make_requests(total, self._sizes, once.request)
+        return make_requests(total, self._sizes, self._once(self._draws, start, stop))
+
+    def _once(self, draws: PassDraws, start: int, stop: int) -> Callable[[int, int], LoadRequest]:
+        """Return a function that makes the requests of a pass without replacement.
+
+        If the pass ends before all rows were used, chunks start at a random row and wrap around, so that all rows are
+        equally likely; otherwise they start at the first row, like chunks of the store.
+        """
+        rng, sizes, num_rows = draws.generator(), self._sizes, stop - start
+        order: IntArray = rng.permutation(-(-num_rows // sizes.chunk_size))
+        is_part = self._num_samples is not None and self._num_samples < num_rows
+        turn = int(rng.integers(num_rows)) if is_part else 0
+        short, last = num_rows % sizes.chunk_size, int(order[-1])  # the last chunk may be short
+
+        def make(number: int, wanted: int) -> LoadRequest:
+            runs, size, count = [], 0, sizes.preload_nchunks
+            for chunk in order[number * count : (number + 1) * count].tolist():
+                # chunks after the short one begin earlier by what it lacks
+                first = chunk * sizes.chunk_size - (sizes.chunk_size - short if short and chunk > last else 0)
+                length = short if short and chunk == last else sizes.chunk_size
+                size += length
+                runs += _circle(start + (first + turn) % num_rows, length, start, stop)
+                if is_part and size >= wanted:
+                    break
+            places: IntArray = draws.generator(request=number).permutation(size)[:wanted]
+            return {"requests": runs, "splits": sizes.cut(places)}
+
+        return make
 
     def _repeated(self, draws: PassDraws, start: int, stop: int, number: int, wanted: int) -> LoadRequest:
         """Return a request of a pass with replacement.
@@ -304,7 +283,7 @@ class RandomSampler(ChunkSampler):
         A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
         equally likely to be in it.
         """
-        rng, size = draws.request(number), self._sizes.chunk_size
+        rng, size = draws.generator(request=number), self._sizes.chunk_size
         runs = []
         for place, first in enumerate(rng.integers(start, stop, -(-wanted // size)).tolist()):
             runs += _circle(first, min(size, wanted - place * size), start, stop)

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -259,9 +259,6 @@ class ClassSampler(ChunkSampler):
         """Return the settings that decide the batches of a pass; classes and weights as a hash."""
         return {**self._settings(), "num_samples": self._num_samples, "classes": self._classes_hash}
 
-    def _asked(self, n_obs: int) -> int:  # noqa: ARG002
-        return self._num_samples
-
     @cached_property
     def _classes_hash(self) -> str:
         digest = hashlib.sha256(np.ascontiguousarray(self._codes).view(np.uint8).data)
@@ -282,26 +279,18 @@ class ClassSampler(ChunkSampler):
         if self._lines is None:
             self._lines = ClassLines.build(self._codes, self._weights, self._mask.start, self._mask.stop)
         lines, draws = self._lines, self._draws
-        total = self._num_rows(n_obs)
         self._num_open += 1
         try:
-            yield from make_requests(
-                total, self._sizes, lambda number, wanted: self._request(draws, lines, number, wanted)
-            )
+            yield from make_requests(self._num_rows(n_obs), self._sizes, partial(self._request, draws, lines))
         finally:
             self._num_open -= 1
 
     def _request(self, draws: PassDraws, lines: ClassLines, number: int, wanted: int) -> LoadRequest:
-        rng = draws.request(number)
-        lengths = self._lengths(wanted)
-        runs = lines.draw_runs(rng, self._classes_of_chunks(lines, rng, len(lengths)), lengths)
-        return {"requests": runs, "splits": self._splits(rng, wanted)}
-
-    def _lengths(self, wanted: int) -> IntArray:
-        size = self._sizes.chunk_size
+        rng, size = draws.generator(request=number), self._sizes.chunk_size
         lengths = np.full(-(-wanted // size), size, dtype=np.int64)
         lengths[-1] = wanted - (len(lengths) - 1) * size
-        return lengths
+        runs = lines.draw_runs(rng, self._classes_of_chunks(lines, rng, len(lengths)), lengths)
+        return {"requests": runs, "splits": self._splits(rng, wanted)}
 
     def _classes_of_chunks(self, lines: ClassLines, rng: np.random.Generator, count: int) -> IntArray:
         """Draw one class for as many chunks as needed until the edges of chunks and batches coincide again."""

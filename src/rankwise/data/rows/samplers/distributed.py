@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler, lone_copy
-from rankwise.data.rows.passes import PassDraws, fresh_seed, mask_bounds, mask_settings
+from rankwise.data.rows.passes import PassDraws, fresh_seed, mask_bounds
 from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
 from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampler
 from rankwise.data.rows.types import LoadRequest
@@ -153,24 +153,21 @@ class DistributedSampler(Sampler):
             probe.validate(n_obs)
         if isinstance(self._sampler, ClassSampler):
             self._sampler.validate(n_obs)
-            self._check_classes(self._sampler, n_obs)
-
-    def _check_classes(self, sampler: ClassSampler, n_obs: int) -> None:
-        for rank, is_odd in itertools.product(range(self._world_size), (False, True)):
-            part = self._part(n_obs, is_odd=is_odd, rank=rank)
-            if not sampler.can_draw(part):
-                raise ConfigError(
-                    f"rank {rank} of {self._world_size} has the rows {part.start} to {part.stop - 1}, of which no "
-                    "class has a positive weight: spread classes over all parts of the data (write the collection with "
-                    "groupby=, in more datasets than ranks), use fewer ranks, or other weights"
-                )
+            for rank, is_odd in itertools.product(range(self._world_size), (False, True)):
+                part = self._part(n_obs, is_odd=is_odd, rank=rank)
+                if not self._sampler.can_draw(part):
+                    raise ConfigError(
+                        f"rank {rank} of {self._world_size} has the rows {part.start} to {part.stop - 1}, of which no "
+                        "class has a positive weight: spread classes over all parts of the data (write the collection "
+                        "with groupby=, in more datasets than ranks), use fewer ranks, or other weights"
+                    )
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
         """Return the settings that decide the batches of a rank, None if those of the copied sampler are unknown."""
         of_copy = known_settings(self._sampler)
         if of_copy is None:
             return None
-        mask = mask_settings(self._mask)  # the copy's mask is this rank's part, which changes
+        mask: list[JSON] = [self._mask.start or 0, self._mask.stop]  # the copy's is this rank's part, which changes
         return {**of_copy, "mask": mask, "ranks": self._world_size, "enforce_equal_batches": self._equal}
 
     def pass_seed(self) -> int | None:
@@ -215,22 +212,19 @@ class DistributedSampler(Sampler):
         first = start + size * rank // self._world_size
         end = start + size * (rank + 1) // self._world_size
         if self._equal:
-            left = end - first - self._equal_rows(size)
+            batch_size = self._sampler.batch_size
+            if batch_size is None:
+                raise ConfigError("equal batches need the sampler's batch_size, or enforce_equal_batches=False")
+            rows = size // self._world_size // batch_size * batch_size
+            if rows == 0:
+                raise ConfigError(
+                    f"{self._world_size} ranks share {size} rows, {size // self._world_size} for each, which is less "
+                    f"than batch_size ({batch_size}): no rank would have a batch. Use a smaller batch_size, fewer "
+                    "ranks, a larger mask, or enforce_equal_batches=False"
+                )
+            left = end - first - rows
             first, end = (first + left, end) if is_odd else (first, end - left)
         return slice(first, end)
-
-    def _equal_rows(self, size: int) -> int:
-        batch_size = self._sampler.batch_size
-        if batch_size is None:
-            raise ConfigError("equal batches need the sampler's batch_size, or enforce_equal_batches=False")
-        rows = size // self._world_size // batch_size * batch_size
-        if rows == 0:
-            raise ConfigError(
-                f"{self._world_size} ranks share {size} rows, {size // self._world_size} for each, which is less than "
-                f"batch_size ({batch_size}): no rank would have a batch. Use a smaller batch_size, fewer ranks, a "
-                "larger mask, or enforce_equal_batches=False"
-            )
-        return rows
 
 
 def known_settings(sampler: Sampler) -> Mapping[str, JSON] | None:
@@ -258,7 +252,10 @@ def foreseen(sampler: Sampler) -> Sampler | None:
     """
     kind = type(sampler)
     if kind in _KEYED:
-        return _copied(sampler)
+        made = lone_copy(sampler, copied=copy.copy)
+        if not sampler.knows_seed:
+            made.__dict__["_rng"] = copy.deepcopy(sampler.rng)  # not by assignment, which starts again at epoch 0
+        return made
     if kind is not DistributedSampler:
         return None
     inner = foreseen(sampler.__dict__["_sampler"])
@@ -267,10 +264,3 @@ def foreseen(sampler: Sampler) -> Sampler | None:
     outer = lone_copy(sampler, copied=copy.copy)
     outer.__dict__["_sampler"] = inner
     return outer
-
-
-def _copied(sampler: Sampler) -> Sampler:
-    made = lone_copy(sampler, copied=copy.copy)
-    if not sampler.knows_seed:
-        made.__dict__["_rng"] = copy.deepcopy(sampler.rng)  # not by assignment, which starts again at epoch 0
-    return made

@@ -64,4 +64,4 @@ def test_rows_leave_in_the_order_of_their_places(tmp_path, seed):
         np.testing.assert_array_equal(held.rows(1), image[mine])
         assert held.rows(2).objects().tolist() == names[mine].tolist()
     buckets["b"].drop(range(3))
-    assert len(buckets["a"].open(1)) == 0
+    assert len(buckets["a"].open(1).places) == 0

@@ -19,7 +19,6 @@ __all__ = [
     "UnitedColumn",
     "as_text",
     "columns_of_frame",
-    "index_of_frame",
     "masked",
     "open_columns",
     "unite_columns",
@@ -193,15 +192,12 @@ def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
             dtype = np.dtype(np.float64)
         field = Field(name=name, kind="dense", dtype=dtype, row_bytes=dtype.itemsize)
         return UnitedColumn(field=field, kind="number", parts=tuple(parts))
-    row_bytes = _OBJECT_BYTES + max(_mean_bytes(part) for part in held)
+    sizes = []
+    for part in held:
+        sample: Any = part.block(0, min(_SAMPLE, part.num_rows)) if part.kind == "text" else ()
+        sizes.append(len(sample.data) / len(sample) if len(sample) else 16.0)
+    row_bytes = _OBJECT_BYTES + max(sizes)
     return UnitedColumn(field=Field(name=name, kind="text", row_bytes=row_bytes), kind="text", parts=tuple(parts))
-
-
-def _mean_bytes(part: Column) -> float:
-    if part.kind != "text" or not part.num_rows:
-        return 16.0
-    sample = part.block(0, min(_SAMPLE, part.num_rows))
-    return len(sample.data) / len(sample)
 
 
 def as_text(values: NDArray, part: Column) -> Text:
@@ -216,19 +212,15 @@ def as_text(values: NDArray, part: Column) -> Text:
     return Text.of(values.astype(object))
 
 
-def columns_of_frame(frame: Any, label: str) -> dict[str, Column]:
-    """Return the columns of a pandas table.
+def columns_of_frame(frame: Any, label: str) -> tuple[Column, dict[str, Column]]:
+    """Return the names of the rows of a pandas table, and its columns by name.
 
     Raises:
         DataError: a column contains values that AnnData stores cannot hold.
     """
-    return {str(name): _column(str(name), frame[name], label) for name in frame}
-
-
-def index_of_frame(frame: Any) -> Column:
-    """Return the row names of a pandas table."""
-    index = frame.index
-    return Column(name="index", kind="text", values=index.astype(str) if index.hasnans else index)
+    names = frame.index.astype(str) if frame.index.hasnans else frame.index
+    columns = {str(name): _column(str(name), frame[name], label) for name in frame}
+    return Column(name="index", kind="text", values=names), columns
 
 
 # types of Python objects, all of one type, that have a better dtype
@@ -293,7 +285,7 @@ def open_columns(group: Any, label: str) -> tuple[Column, dict[str, Column]]:
             frame = load_anndata().io.read_elem(group)
         except Exception as error:  # any error of a file format
             raise DataError(f"the table obs of {label} cannot be read: {error}") from error
-        return index_of_frame(frame), columns_of_frame(frame, label)
+        return columns_of_frame(frame, label)
 
 
 def _stored_column(name: str, held: Any) -> Column:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Text
-from rankwise.data.rows.collection.inputs.columns import Column, columns_of_frame, index_of_frame, open_columns
+from rankwise.data.rows.collection.inputs.columns import Column, columns_of_frame, open_columns
 from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, table_of
 from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.datasets import load_anndata
@@ -41,7 +41,7 @@ class Input:
     tables: dict[str, Table]
     unfit: tuple[str, ...] = ()  # names of matrices that hold no rows of numbers
     raw: bool = False  # whether it has a `raw`, which is not written
-    close: Callable[[], object] = tuple  # closes its file; nothing can be read afterwards
+    close: Callable[[], None] = lambda: None  # closes its file; nothing can be read afterwards
     file: tuple[int, int] | None = None  # size and modification time, if it is one file
     loaded: bool = False  # whether a function of the user made it from the file
 
@@ -269,7 +269,7 @@ def _anndata(held: Any, label: str) -> Input:
     if hasattr(held, "obs_names"):
         obs, var = (getattr(held, name) for name in ("obs", "var"))
         obs, var = (table.to_memory() if hasattr(table, "to_memory") else table for table in (obs, var))
-        index, columns, raw = index_of_frame(obs), columns_of_frame(obs, label), held.raw is not None
+        (index, columns), raw = columns_of_frame(obs, label), held.raw is not None
         if held.X is not None:
             parts["X"] = held.X
         for table in ("layers", "obsm"):
@@ -362,7 +362,7 @@ def _rows_of(wanted: NDArray, held: NDArray) -> IntArray:
 def _own_columns(whole: Any, label: str, known: dict[str, Column], wanted: NDArray) -> dict[str, Column]:
     """Columns of the MuData that are not copies of columns of its modalities."""
     if hasattr(whole, "obs_names"):
-        index, columns = index_of_frame(whole.obs), columns_of_frame(whole.obs, label)
+        index, columns = columns_of_frame(whole.obs, label)
     else:
         index, columns = open_columns(whole["obs"], label)
     mine = [column for name, column in columns.items() if ":" not in name and name not in known]
