@@ -48,11 +48,11 @@ def rank_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], *, most: int = _MOST) -> str:
     """Return the first names, and how many there are if some are left out."""
     found = list(names)
-    more = f", ... ({len(found)} in all)" if len(found) > _MOST else ""
-    return ", ".join(found[:_MOST]) + more
+    more = f", ... ({len(found)} in all)" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def odd_ranks(values: Sequence[Hashable]) -> tuple[int, ...]:

@@ -97,12 +97,12 @@ def loader_facts(loader: Any) -> dict[str, Any]:
     size, batch = _length(dataset), getattr(loader, "batch_size", None)
     # count half of the last batch, which may be short
     if steps and size and isinstance(batch, int) and (steps - 0.5) * batch > _ALIKE * size:
-        glance = _glance(dataset, size)
-        facts["all"] = None if glance is None else (size, glance)
+        content = _samples_hash(dataset, size)
+        facts["all"] = None if content is None else (size, content)
     return facts
 
 
-def _glance(dataset: Any, size: int) -> int | None:
+def _samples_hash(dataset: Any, size: int) -> int | None:
     """Return a hash of two samples of a dataset, read with fixed random seeds; the random states are restored."""
     import torch
 

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -323,7 +322,8 @@ class Trainer:
             step_fn=self._step_fn,
             train=train,
             world=self.world,
-            options={"epochs": epochs, **{k: v for k, v in asdict(self.options).items() if k != "max_seconds"}},
+            epochs=epochs,
+            options=self.options,
             user=self._config,
             init_from=None if self._choice.init_from is None else os.fspath(self._choice.init_from),
         )

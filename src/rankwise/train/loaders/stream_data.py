@@ -63,7 +63,7 @@ class Sharing:
     held_out: tuple[str, ...]
     mend: str
 
-    def told(self, *, held_out: bool) -> str:
+    def limits_text(self, *, held_out: bool) -> str:
         """Return the missing guarantees as one text; "" if there are none."""
         limits = self.held_out if held_out else self.warnings
         if not limits:
@@ -112,7 +112,7 @@ def sharing_of(data: Any, world: World) -> Sharing:
         "A map-style Dataset that lists the samples (files, offsets), in a DatasetLoader with an Order, has none of "
         "these limits"
     )
-    return _made(data, recipe=f"v1.stream.{name}", split="" if world.world_size == 1 else seen, mend=mend)
+    return _sharing(data, recipe=f"v1.stream.{name}", split="" if world.world_size == 1 else seen, mend=mend)
 
 
 def _of_samplers(data: DataLoader[Any], world: World) -> Sharing:
@@ -144,17 +144,17 @@ def _of_samplers(data: DataLoader[Any], world: World) -> Sharing:
     recipe, mend = f"v1.samples.{kind}.{num_samples}", f"{mend} together, has none of these limits"
     if known and type(sampler) is DistributedSampler:
         ids = partial(_distributed_ids, sampler, batch_size, len(range(rank, num_samples, size)))
-        return _made(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops or sampler.drop_last)
+        return _sharing(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops or sampler.drop_last)
     if known and type(sampler) is SequentialSampler:
-        dealt, ids = _dealt(data, world), partial(_dealt_ids, num_samples, batch_size, world)
-        return _made(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops, batches=dealt)
+        mine, ids = _loader_of_rank(data, world), partial(_ids_of_rank, num_samples, batch_size, world)
+        return _sharing(data, recipe=recipe, mend=mend, known=True, ids=ids, drops=drops, batches=mine)
     split = "" if size == 1 else f"whether ranks see a sample twice depends on its {kind}"
-    return _made(
+    return _sharing(
         data, recipe=recipe, mend=mend, known=known and type(sampler) is RandomSampler, split=split, drops=drops
     )
 
 
-def _made(
+def _sharing(
     data: Any,
     *,
     recipe: str,
@@ -169,11 +169,13 @@ def _made(
     # a newly divided loader has no state of its own
     stateful = batches is data and all(hasattr(data, name) for name in ("state_dict", "load_state_dict"))
     if stateful:
-        resumed = "a run that was stopped in mid-epoch continues there only at the same number of ranks"
+        on_resume = "a run that was stopped in mid-epoch continues there only at the same number of ranks"
     elif known:
-        resumed = "to continue in mid-epoch, the finished batches are read again, which needs the same number of ranks"
+        on_resume = (
+            "to continue in mid-epoch, the finished batches are read again, which needs the same number of ranks"
+        )
     else:
-        resumed = "a run that was stopped in mid-epoch starts the epoch again, as there is no state_dict"
+        on_resume = "a run that was stopped in mid-epoch starts the epoch again, as there is no state_dict"
     order = "which samples form a step depends on the number of ranks, and the batch size is that of one rank"
     limits = [split] * bool(split) + ["the last samples of an epoch are left out (drop_last=True)"] * drops
     return Sharing(
@@ -186,7 +188,7 @@ def _made(
         is_stateful=stateful,
         pinned=bool(getattr(data, "pin_memory", False)),
         ids=ids,
-        warnings=(order, resumed, *limits),
+        warnings=(order, on_resume, *limits),
         held_out=tuple(limits),
         mend=mend,
     )
@@ -207,7 +209,7 @@ def _distributed_ids(sampler: Any, batch_size: int, num_real: int) -> _Ids:
         yield whole[: max(num_real - start, 0)], len(whole)
 
 
-def _dealt_ids(num_samples: int, batch_size: int, world: World) -> _Ids:
+def _ids_of_rank(num_samples: int, batch_size: int, world: World) -> _Ids:
     for start in range(world.rank * batch_size, num_samples, world.world_size * batch_size):
         ids = np.arange(start, min(start + batch_size, num_samples), dtype=np.int64)
         yield ids, len(ids)
@@ -226,7 +228,7 @@ class _EveryNth:
         return len(range(self._rank, len(self._batches), self._world_size))
 
 
-def _dealt(data: DataLoader[Any], world: World) -> Any:
+def _loader_of_rank(data: DataLoader[Any], world: World) -> Any:
     """Return a DataLoader like this one over every world_size-th batch: the others are not read."""
     from torch.utils.data import DataLoader
 

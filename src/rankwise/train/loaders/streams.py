@@ -135,13 +135,13 @@ class StreamLoader(BaseLoader):
         self._num_micro, self._lockstep, self._distinct = num_micro, lockstep, distinct
         self._device = world.device if device == "auto" else device
         self._count = count or count_samples
-        self._sharing = self._agreed(data)
+        self._sharing = self._compare_ranks(data)
         self._state = OrderState(seed=world.seed, epoch=0, position=0, recipe=self._sharing.recipe)
         self._snapshots: dict[int, Any] = {}
         self.together = False
         self._rank_state = _RankState()
 
-    def _agreed(self, data: Any) -> Sharing:
+    def _compare_ranks(self, data: Any) -> Sharing:
         """Compare the ranks' data, and log missing guarantees once."""
         num_micro = self._num_micro
         sharing, error = None, "" if num_micro >= 1 else f"num_micro must be at least 1, got {num_micro}"
@@ -150,17 +150,18 @@ class StreamLoader(BaseLoader):
         except ConfigError as wrong:
             error = str(wrong)
         length = None if sharing is None else sharing.num_batches
-        told = self._world.all_gather_object((error, num_micro, length, sharing and sharing.recipe))
-        if wrong_ranks := {rank: said for rank, (said, *_) in enumerate(told) if said}:
+        gathered = self._world.all_gather_object((error, num_micro, length, sharing and sharing.recipe))
+        if wrong_ranks := {rank: said for rank, (said, *_) in enumerate(gathered) if said}:
             rank, said = next(iter(wrong_ranks.items()))
-            raise ConfigError(said if len(wrong_ranks) == len(told) else f"rank {rank}: {said}")
-        if len({(micro, recipe) for _, micro, _, recipe in told}) > 1:
-            listed = "; ".join(f"rank {rank}: {recipe}, num_micro={m}" for rank, (_, m, _, recipe) in enumerate(told))
+            raise ConfigError(said if len(wrong_ranks) == len(gathered) else f"rank {rank}: {said}")
+        if len({(micro, recipe) for _, micro, _, recipe in gathered}) > 1:
+            ranks = enumerate(gathered)
+            listed = "; ".join(f"rank {rank}: {recipe}, num_micro={micro}" for rank, (_, micro, _, recipe) in ranks)
             raise ConfigError(f"the ranks have different kinds of data or different numbers of micro-batches: {listed}")
         assert sharing is not None
-        lengths = [length for *_, length, _ in told]
+        lengths = [length for *_, length, _ in gathered]
         self._num_steps = None if None in lengths else max(-(-length // num_micro) for length in lengths)
-        limits = sharing.told(held_out=not self._lockstep)
+        limits = sharing.limits_text(held_out=not self._lockstep)
         if self._world.is_main and limits:
             _LOG.warning("%s", limits)
         return sharing
@@ -213,10 +214,10 @@ class StreamLoader(BaseLoader):
         sharing, world, start = self._sharing, self._world, 0
         sharing.set_epoch(epoch)
         known = None if sharing.ids is None else itertools.islice(sharing.ids(), skip, None)
-        read, stands = skip, sharing.is_stateful and skip
+        num_read, can_seek = skip, sharing.is_stateful and skip
         with kept_random_state():  # a shuffle, and the workers' seeds, depend on (seed, epoch, rank) alone
             seed_training(world, "stream", epoch)
-            if stands:
+            if can_seek:
                 if self._rank_state.position is None:
                     raise ConfigError(
                         "the state of this StreamLoader is in mid-epoch, but the position of its data on this rank is "
@@ -224,9 +225,9 @@ class StreamLoader(BaseLoader):
                         "loader.rank_state})"
                     )
                 sharing.data.load_state_dict(self._rank_state.position)
-                read = 0
+                num_read = 0
             batches = iter(sharing.batches)
-            for data in itertools.islice(batches, read):
+            for data in itertools.islice(batches, num_read):
                 start += self._count(data) if known is None else 0
             first = list(itertools.islice(batches, 1))
         for data in itertools.chain(first, batches):
@@ -332,8 +333,8 @@ class StreamLoader(BaseLoader):
             why = "these data have no state_dict, and their order is not known"
         if old.position and why:
             if self._world.is_main:
-                told = "epoch %d starts again after %d of its steps, so their samples are used twice: %s"
-                _LOG.warning(told, old.epoch, old.position, why)
+                text = "epoch %d starts again after %d of its steps, so their samples are used twice: %s"
+                _LOG.warning(text, old.epoch, old.position, why)
             self._state = replace(old, position=0)
 
 

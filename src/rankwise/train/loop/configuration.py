@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Literal
@@ -118,7 +118,8 @@ def run_record(
     step_fn: Any,
     train: BaseLoader,
     world: World,
-    options: Mapping[str, JSON],
+    epochs: int,
+    options: TrainOptions,
     user: Mapping[str, JSON],
     init_from: str | None,
 ) -> dict[str, JSON]:
@@ -126,8 +127,11 @@ def run_record(
 
     Except for `MAY_CHANGE`.
     """
-    state = train.state_dict()
-    order = train.order
+    state, order = train.state_dict(), train.order
+    settings = {"epochs": epochs, **asdict(options)}
+    del settings["max_seconds"], settings["may_change"]  # they decide nothing that a run computes
+    if options.precision is None:  # earlier runs have none
+        del settings["precision"]
     return {
         **({} if init_from is None else {"init_from": init_from}),  # earlier runs have no such key
         "model": _model_record(model),
@@ -142,8 +146,7 @@ def run_record(
             "batch_size": None if order is None else order.batch_size or None,
             "remainder": None if order is None else order.remainder or None,
         },
-        # earlier runs have no precision
-        "train": {k: v for k, v in options.items() if k != "may_change" and (k != "precision" or v is not None)},
+        "train": settings,
         "user": dict(user),
     }
 

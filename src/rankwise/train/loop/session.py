@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from rankwise._files import write_whole
-from rankwise.checkpoint import Checkpointer, Interruption, RestoreReport
+from rankwise.checkpoint import Checkpointer, Interruption
 from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.guard import Guard
@@ -219,7 +219,7 @@ class Session:
         """Load the newest valid checkpoint into the parts, or start fresh. Every rank calls it.
 
         Raises:
-            CheckpointError: the run is finished, and its last checkpoint is missing.
+            CheckpointError: the run is finished, and its last checkpoint is missing or damaged.
             RunDirError: the run has published checkpoints, and none exists.
         """
         seed_training(self.world, 0)
@@ -228,20 +228,25 @@ class Session:
         if report is None:
             self._begin()
         else:
-            self._refuse_other_state(report)
+            assert self.run_dir is not None
+            wanted = None if self.finished is None else self.finished["values"].get("num_steps")
+            if wanted not in (None, report.step):  # the recorded values would not match the state
+                raise CheckpointError(
+                    f"{self.run_dir.path} finished after step {wanted}, but its newest good checkpoint is of step "
+                    f"{report.step}: put that of step {wanted} back, or move {self.run_dir.path / 'finished.json'} "
+                    "away to continue from there"
+                )
             self.resumed_step, self.saved_by = self.progressed.num_steps, report.world_size
             self.newest = report.path
             self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
             self.unvalidated = cast("int | None", report.meta.get("unvalidated"))
-            assert self.run_dir is not None
             text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
             if report.world_size != self.world.world_size:
                 text += f"; it was saved by {report.world_size} ranks and continues with {self.world.world_size}"
             if report.rederived:
                 text += f", so each rank derives anew: {', '.join(report.rederived)}"
-            self.resumed_text = text
-            if report.rederived:
                 seed_training(self.world, self.resumed_step)
+            self.resumed_text = text
         if self.tracker is not None:
             ids = {} if report is None else cast("Mapping[str, str]", report.meta.get("trackers", {}))
             self.tracker.start_attempt(self.resumed_step, ids=ids)
@@ -268,16 +273,6 @@ class Session:
         if report is None:
             raise CheckpointError(f"init_from={str(self.choice.init_from)!r} holds no checkpoint to take weights from")
         self.resumed_text = f"starting from the weights of {report.path}"
-
-    def _refuse_other_state(self, report: RestoreReport) -> None:
-        """Raise if a finished run's newest checkpoint is not its last one: the recorded values would not match."""
-        wanted = None if self.finished is None else self.finished["values"].get("num_steps")
-        if self.run_dir is not None and wanted not in (None, report.step):
-            raise CheckpointError(
-                f"{self.run_dir.path} finished after step {wanted}, but its newest good checkpoint is of step "
-                f"{report.step}: put that of step {wanted} back, or move {self.run_dir.path / 'finished.json'} away to "
-                "continue from there"
-            )
 
     def flush(self) -> None:
         """Write buffered lines (on the main rank)."""

@@ -55,12 +55,12 @@ def evaluate(
     world = joined_world(world, "evaluate")
     step_fn = autocasting(step_fn, precision, world)
     module = unwrapped(model)
-    loader = as_held_out(loader, world, together=is_sharded(module))
+    sharded = is_sharded(module)
+    loader = as_held_out(loader, world, together=sharded)
     if isinstance(loader, StreamLoader):
         between = None  # streams have different lengths on each rank, which iterates alone
     _share_buffers(module, world)
     means = RunningMeans()
-    sharded = is_sharded(module)
     held: Batch | None = None
     loader.set_epoch(0)
     with in_eval_mode(module), torch.no_grad():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import Batch, OrderState, Share
+from rankwise.guard.findings import listed
 from rankwise.metrics.amounts import weighted_sum
 from rankwise.metrics.host import is_tensor, to_host
 from rankwise.train.models.sharding import local_part
@@ -225,7 +226,8 @@ def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | No
     # a rank with a finite loss got the gradient of the others: it is not named if some rank has a bad loss
     same = {r: t for r, t in found.items() if (t.epoch, t.step, t.what) == (first.epoch, first.step, first.what)}
     where = f"at epoch {first.epoch}, step {first.step} of the epoch"
-    ranks = "; ".join(f"rank {rank} had the samples {_listed(t.ids)}" for rank, t in same.items())
+    held = {rank: listed(map(str, t.ids), most=_MOST_IDS) or "of a stand-in" for rank, t in same.items()}
+    ranks = "; ".join(f"rank {rank} had the samples {ids}" for rank, ids in held.items())
     if first.what == "loss":
         who = " and ".join(f"{t.value} on rank {rank}" for rank, t in same.items())
         cause = f"the loss is {who} {where}"
@@ -238,11 +240,6 @@ def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | No
         mend = "lower the learning rate, or check the optimizer's settings"
     began = "; ".join(f"on rank {rank} {t.module}" for rank, t in same.items() if t.module)
     return f"{cause}; {ranks}{'; ' * bool(began)}{began}: {mend}. {after}"
-
-
-def _listed(ids: tuple[int, ...]) -> str:
-    more = f", ... ({len(ids)} in all)" if len(ids) > _MOST_IDS else ""
-    return ", ".join(str(i) for i in ids[:_MOST_IDS]) + more if ids else "of a stand-in"
 
 
 class RunningMeans:
