@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rankwise import errors
 from rankwise.errors import ConfigError, Interrupted, LaunchError, RankFailure
 from rankwise.launch.functions.callee import is_loading_main
-from rankwise.launch.functions.channel import receive, send
+from rankwise.launch.functions.service import receive, send
 from rankwise.launch.hardware import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def call_ranks(
     code = None if platform is not None or options.get("env") or num_ranks == 1 else getattr(fn, "__code__", None)
     hint = (code.co_filename, code.co_name) if code is not None else None  # for ranks that may be forked
     line, far = socket.socketpair()
+    for end in (line, far):
+        end.setblocking(True)  # noqa: FBT003  (also where the program has called socket.setdefaulttimeout)
     with line:
         process, streams = _start_service(far, hint)
         try:
