@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -293,6 +294,15 @@ def test_an_interrupt_while_the_supervisor_starts(monkeypatch, capfd):
     with pytest.raises(KeyboardInterrupt):
         rankwise.run(lambda: threading.Event().wait(), num_ranks=1)
     assert "launch/functions/service.py" not in capfd.readouterr().err
+
+
+def test_a_default_timeout_of_sockets_is_not_for_the_supervisor():
+    """A program that limits its own connections waits for its ranks as long as they take."""
+    socket.setdefaulttimeout(0.01)
+    try:
+        assert rankwise.run(os.getenv, "RANK", num_ranks=1) == ["0"]
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_an_interrupt_while_a_call_is_sent(capfd):
