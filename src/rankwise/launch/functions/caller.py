@@ -98,7 +98,7 @@ def _exchange(
     """Send the call to the supervisor, copy the ranks' output, and return their values."""
     is_sent = False
     try:
-        send(line, json.dumps(request).encode())
+        send(line, json.dumps(request, default=_refuse).encode())
         send(line, call)
         is_sent = True
         _raise_failure(_listen(line, streams))
@@ -111,6 +111,10 @@ def _exchange(
         raise
     except (EOFError, OSError) as error:
         raise LaunchError(f"the supervisor of the ranks exited with {process.wait()}, and its ranks with it") from error
+
+
+def _refuse(value: Any) -> None:
+    raise ConfigError(f"an option of a launch must be a number or text, got {value!r} ({type(value).__name__})")
 
 
 def _start_service(far: socket.socket, hint: tuple[str, str] | None) -> tuple[subprocess.Popen[bytes], _Streams]:
