@@ -68,6 +68,16 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path):
     assert "the run continues without this log" in page.said[0]
 
 
+def test_a_line_without_end_is_logged_in_pieces(tmp_path):
+    """Also from a terminal, megabytes without a new line are not gathered."""
+    log = LogFile(tmp_path / "log", from_terminal=True, console=Page())
+    for _ in range(300):
+        log.write(b"x" * 10_000)
+        assert len(log._partial) <= (1 << 20) + 10_000
+    log.close()
+    assert (tmp_path / "log").read_bytes() == b"x" * 3_000_000 + b"\n"
+
+
 class Counting(Page):
     """Counts, too, what it was given."""
 

@@ -17,7 +17,7 @@ __all__ = ["LogFile", "Pump", "next_logs"]
 
 _READ_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20  # the largest pipe buffer that an unprivileged process may set
-_LINE_BYTES = 1 << 20  # a longer line is shown in pieces
+_LINE_BYTES = 1 << 20  # a longer line is shown, and written to a log, in pieces
 _STATE_S = 10.0  # how often the current state of a progress bar is shown
 _UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 (progress bar, dots, prompt) waits for its rest
 _TORN_S = 2.0  # the same after a whole line in the same read: a full buffer may have cut the line anywhere
@@ -44,8 +44,12 @@ class LogFile:
         """Append the rank's output."""
         if self._from_terminal:
             *lines, rest = (self._partial + data).split(b"\n")
-            self._partial = rest.rpartition(b"\r")[2] if len(rest) > _READ_BYTES else rest
             data = b"".join(_settled(line) + b"\n" for line in lines)
+            if len(rest) > _READ_BYTES:
+                rest = rest.rpartition(b"\r")[2]
+            if len(rest) > _LINE_BYTES:
+                data, rest = data + _settled(rest), b""
+            self._partial = rest
         self._write(data)
 
     def close(self) -> None:
