@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -293,6 +296,22 @@ def test_an_interrupt_while_the_supervisor_starts(monkeypatch, capfd):
     with pytest.raises(KeyboardInterrupt):
         rankwise.run(lambda: threading.Event().wait(), num_ranks=1)
     assert "launch/functions/service.py" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("value", [1, Path("here")])
+def test_a_variable_that_is_no_text_is_refused(value):
+    """The error is about the option, not about a supervisor that has ended."""
+    with pytest.raises(ConfigError, match=f"must be .*text.*, got {re.escape(repr(value))}"):
+        rankwise.run(print, num_ranks=1, env={"A": value})
+
+
+def test_a_default_timeout_of_sockets_is_not_for_the_supervisor():
+    """A program that limits its own connections waits for its ranks as long as they take."""
+    socket.setdefaulttimeout(0.01)
+    try:
+        assert rankwise.run(os.getenv, "RANK", num_ranks=1) == ["0"]
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_an_interrupt_while_a_call_is_sent(capfd):

@@ -95,7 +95,7 @@ def test_every_rank_is_read_in_its_own_order(said, at_once):
     for rank, text in said:
         merger.line(rank, text)
         if at_once:
-            merger.show_until(rank)
+            merger.flush(rank)
     merger.flush()
     for rank in range(3):
         assert [text for ranks, text in map(parse, page.lines) if rank in ranks] == [t for r, t in said if r == rank]
@@ -121,8 +121,7 @@ def test_the_window(monkeypatch):
     assert page.lines == [b"[0-2] all"]
     merger.line(0, b"some")
     merger.line(2, b"some")
-    assert merger.waits_s() == module.WINDOW_S
-    merger.show_due()
+    assert merger.show_due() == module.WINDOW_S
     assert len(page.lines) == 1
     now[0] += module.WINDOW_S
     merger.show_due()
@@ -130,7 +129,7 @@ def test_the_window(monkeypatch):
     now[0] += module.WINDOW_S
     merger.show_due()
     assert page.lines[1:] == [b"[0,2] some", b"[1] some"]
-    assert merger.waits_s() is None
+    assert merger.show_due() is None
 
 
 def test_who_writes_much_does_not_wait(monkeypatch):

@@ -316,7 +316,7 @@ def test_which_call_is_told(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "near_one.py").write_text("def each(*_): pass\nclass A:\n    def each(self): pass\nsame = lambda: 1\n")
     near = importlib.import_module("near_one")
-    told = (str(tmp_path / "near_one.py"), "each", pickled_call._absolute_path())
+    told = (str(tmp_path / "near_one.py"), "each", [str(Path(entry).absolute()) for entry in sys.path])
 
     def first(fn, *args):
         packed = pickled_call.pack_call(fn, args, {})

@@ -19,7 +19,10 @@ TARGET = Target(kind="module", name="m")
         ({"resume": "perhaps"}, "auto, must or never"),
         ({"fresh": True, "resume": "must"}, "give one of them"),
         ({"master_port": 0}, "master_port"),
+        ({"timeout_s": "3"}, "timeout_s must be at least 0 seconds, got '3'"),
         ({"env": {"A B": "1"}}, "not a valid name of an environment variable"),
+        ({"env": {"A": 1}}, "the value of A must be text without null characters, got 1"),
+        ({"env": {"A": "a\0b"}}, "the value of A must be text"),
     ],
 )
 def test_what_cannot_work_is_refused(fields, words):

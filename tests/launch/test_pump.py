@@ -68,6 +68,16 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path):
     assert "the run continues without this log" in page.said[0]
 
 
+def test_a_line_without_end_is_logged_in_pieces(tmp_path):
+    """Also from a terminal, megabytes without a new line are not gathered."""
+    log = LogFile(tmp_path / "log", from_terminal=True, console=Page())
+    for _ in range(300):
+        log.write(b"x" * 10_000)
+        assert len(log._partial) <= (1 << 20) + 10_000
+    log.close()
+    assert (tmp_path / "log").read_bytes() == b"x" * 3_000_000 + b"\n"
+
+
 class Counting(Page):
     """Counts, too, what it was given."""
 
@@ -108,13 +118,11 @@ def test_an_unfinished_line_of_rank_0_is_shown_soon(monkeypatch):
     monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now)
     os.write(write_end, b"\r 50%")
     pump.pump()
-    pump.show_unfinished()
+    assert pump.show_unfinished() > 0
     assert page.text == b"\r"
-    assert pump.unfinished_s() > 0
     now += 1
-    assert pump.unfinished_s() == 0
-    pump.show_unfinished()
-    assert (page.text, pump.unfinished_s()) == (b"\r 50%", None)
+    assert (pump.show_unfinished(), page.text) == (None, b"\r 50%")
+    assert pump.show_unfinished() is None
     os.write(write_end, b"\r100%\n")
     pump.pump()
     os.close(write_end)
@@ -184,7 +192,7 @@ def test_a_machine_that_slept_tears_no_line(monkeypatch):
     now[0] += 60.0
     pump.show_unfinished()
     assert page.text == b"1\n"
-    assert 0 < pump.unfinished_s() <= 2.0
+    assert 0 < pump.show_unfinished() <= 2.0
     os.write(write_end, b"2\n3")
     assert pump.pump()
     assert page.text == b"1\n22\n"

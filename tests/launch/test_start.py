@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.functions.channel import receive, send
+from rankwise.launch.functions.service import receive, send
 
 EARLY = """
 import os, sys
@@ -119,7 +119,7 @@ def test_a_line_carries_whole_messages():
     big = bytes(range(256)) * 20_000
     sender = f"""if True:
         import socket
-        from rankwise.launch.functions.channel import receive, send
+        from rankwise.launch.functions.service import receive, send
         far = socket.socket(fileno={far.fileno()})
         send(far, b"")
         send(far, receive(far)[::-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rankwise._process.variables import (
@@ -72,41 +72,13 @@ def open_mpi_place(environ: Mapping[str, str]) -> Place | None:
     Raises:
         WorldError: they contradict each other, or the ranks are on several machines and MASTER_ADDR is not set.
     """
-    rank, size = int_of(environ, "OMPI_COMM_WORLD_RANK"), int_of(environ, "OMPI_COMM_WORLD_SIZE")
-    local = int_of(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
-    if rank is None or size is None or local is None:
+    names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    found = _mpi_place(environ, "open mpi", names, launcher="mpirun", example=_MPIRUN)
+    if found is None:
         return None
-    local_size = int_of(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    check_ranges(
-        {
-            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"): (rank, size),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"): (local, local_size),
-        }
-    )
-    found = Place(family="open mpi", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
-    found = _with_address(environ, found, launcher="mpirun", example=_MPIRUN)
     job = first_set(environ, *_JOB_NAMES)
     port = FIRST_PORT + zlib.crc32((environ[job] if job else "").encode()) % NUM_PORTS
     return replace(found, master_port=port_of(environ, "MASTER_PORT") or port)
-
-
-def _with_address(environ: Mapping[str, str], found: Place, *, launcher: str, example: str) -> Place:
-    """Return the place with the address of rank 0, which MPI launchers do not provide.
-
-    They do not provide the machine's number either: Open MPI's NODE_RANK counts processes on a node over all jobs.
-
-    Raises:
-        WorldError: the ranks are on several machines, and MASTER_ADDR is not set.
-    """
-    one_machine = found.local_world_size == found.world_size
-    if not one_machine and not first_set(environ, "MASTER_ADDR"):
-        raise WorldError(
-            f"{launcher} does not set the machine of rank 0, and the ranks are on several machines: pass its host "
-            f"name, for example `{example}`"
-        )
-    address = environ.get("MASTER_ADDR", "").strip() or "127.0.0.1"
-    node, num_nodes = (0, 1) if one_machine else (None, None)
-    return replace(found, node_rank=node, num_nodes=num_nodes, master_addr=address)
 
 
 def mpich_place(environ: Mapping[str, str]) -> Place | None:
@@ -117,20 +89,12 @@ def mpich_place(environ: Mapping[str, str]) -> Place | None:
     Raises:
         WorldError: they contradict each other, or address and port of rank 0 are missing.
     """
-    rank, size = int_of(environ, "PMI_RANK"), int_of(environ, "PMI_SIZE")
-    local, local_size = int_of(environ, "MPI_LOCALRANKID"), int_of(environ, "MPI_LOCALNRANKS")
-    if rank is None or size is None or local is None:
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    found = _mpi_place(environ, "mpich", names, launcher="mpiexec", example=_MPIEXEC)
+    if found is None:
         return None
-    check_ranges(
-        {
-            ("PMI_RANK", "PMI_SIZE"): (rank, size),
-            ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"): (local, local_size),
-        }
-    )
-    if size == 1:
+    if found.world_size == 1:
         return Place(family="mpich")
-    found = Place(family="mpich", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
-    found = _with_address(environ, found, launcher="mpiexec", example=_MPIEXEC)
     port = port_of(environ, "MASTER_PORT")
     if port is None:  # Hydra sets no variable that is equal on all ranks of a job and unique to the job
         raise WorldError(
@@ -138,6 +102,39 @@ def mpich_place(environ: Mapping[str, str]) -> Place | None:
             "example `mpiexec -genv MASTER_PORT 20123 ...`"
         )
     return replace(found, master_port=port)
+
+
+def _mpi_place(
+    environ: Mapping[str, str], family: str, names: Sequence[str], *, launcher: str, example: str
+) -> Place | None:
+    """Return a place without port from the names of rank, size, local rank and local size; None if one is missing.
+
+    MPI launchers do not provide the address of rank 0, nor the machine's number: Open MPI's NODE_RANK counts processes
+    on a node over all jobs.
+
+    Raises:
+        WorldError: they contradict each other, or the ranks are on several machines and MASTER_ADDR is not set.
+    """
+    rank, size, local, local_size = (int_of(environ, name) for name in names)
+    if rank is None or size is None or local is None:
+        return None
+    check_ranges({(names[0], names[1]): (rank, size), (names[2], names[3]): (local, local_size)})
+    one_machine = size in (1, local_size)
+    if not one_machine and not first_set(environ, "MASTER_ADDR"):
+        raise WorldError(
+            f"{launcher} does not set the machine of rank 0, and the ranks are on several machines: pass its host "
+            f"name, for example `{example}`"
+        )
+    return Place(
+        family=family,
+        rank=rank,
+        world_size=size,
+        local_rank=local,
+        local_world_size=local_size,
+        node_rank=0 if one_machine else None,
+        num_nodes=1 if one_machine else None,
+        master_addr=environ.get("MASTER_ADDR", "").strip() or "127.0.0.1",
+    )
 
 
 def kubeflow_place(environ: Mapping[str, str]) -> Place | None:

@@ -82,17 +82,19 @@ class Job:
             raise ConfigError(f"max_restarts must be at least 0, got {self.max_restarts}")
         for name in ("hang_timeout_s", "stall_s", "timeout_s", "shutdown_timeout_s", "grace_s"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"{name} must be at least 0 seconds, got {value}")
+            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
+                raise ConfigError(f"{name} must be at least 0 seconds, got {value!r}")
         if self.resume not in {None, "auto", "must", "never"}:
             raise ConfigError(f"resume must be auto, must or never, got {self.resume!r}")
         if self.fresh and self.resume == "must":
             raise ConfigError("fresh starts a new run and resume='must' forbids that: give one of them")
         if self.master_port is not None and not 0 < self.master_port < 1 << 16:
             raise ConfigError(f"master_port must be between 1 and 65535, got {self.master_port}")
-        for name in self.env:
+        for name, text in self.env.items():
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ConfigError(f"env: {name!r} is not a valid name of an environment variable")
+            if not isinstance(text, str) or "\0" in text:
+                raise ConfigError(f"env: the value of {name} must be text without null characters, got {text!r}")
         self._check_binding()
         self._check_ranks()
 

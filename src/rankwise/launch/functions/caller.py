@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rankwise import errors
 from rankwise.errors import ConfigError, Interrupted, LaunchError, RankFailure
 from rankwise.launch.functions.callee import is_loading_main
-from rankwise.launch.functions.channel import receive, send
+from rankwise.launch.functions.service import receive, send
 from rankwise.launch.hardware import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def call_ranks(
     code = None if platform is not None or options.get("env") or num_ranks == 1 else getattr(fn, "__code__", None)
     hint = (code.co_filename, code.co_name) if code is not None else None  # for ranks that may be forked
     line, far = socket.socketpair()
+    for end in (line, far):
+        end.setblocking(True)  # noqa: FBT003  (also where the program has called socket.setdefaulttimeout)
     with line:
         process, streams = _start_service(far, hint)
         try:
@@ -96,7 +98,7 @@ def _exchange(
     """Send the call to the supervisor, copy the ranks' output, and return their values."""
     is_sent = False
     try:
-        send(line, json.dumps(request).encode())
+        send(line, json.dumps(request, default=_refuse).encode())
         send(line, call)
         is_sent = True
         _raise_failure(_listen(line, streams))
@@ -109,6 +111,10 @@ def _exchange(
         raise
     except (EOFError, OSError) as error:
         raise LaunchError(f"the supervisor of the ranks exited with {process.wait()}, and its ranks with it") from error
+
+
+def _refuse(value: Any) -> None:
+    raise ConfigError(f"an option of a launch must be a number or text, got {value!r} ({type(value).__name__})")
 
 
 def _start_service(far: socket.socket, hint: tuple[str, str] | None) -> tuple[subprocess.Popen[bytes], _Streams]:

@@ -120,10 +120,11 @@ def pack_call(
         packer.by_value = _unreachable(sys.modules.get(fn.__module__))
     call = _dump_parts(packer, fn if reference is None else None, args, kwargs)
     meets_main = _MAIN.encode() in call or (reference is not None and reference[0] == _MAIN)
+    path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100  (as sys.path has it)
     data = pickle.dumps(
         {
             "main": packer.main if meets_main else None,
-            "sys_path": _absolute_path(),
+            "sys_path": path,
             "reference": reference,
             "call": call,
             "name": name,
@@ -132,7 +133,7 @@ def pack_call(
     )
     file = _file_of(fn, reference) if platform is None and _is_plain((args, kwargs)) else ""
     main = (packer.main or {}).get("path", "") if meets_main else file
-    return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=_absolute_path())
+    return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=path)
 
 
 def _file_of(fn: Callable[..., Any], found: tuple[str, str, int] | None) -> str:
@@ -154,10 +155,6 @@ def _is_plain(value: Any) -> bool:
     if type(value) is dict:
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     return value is None or type(value) in (bool, int, float, complex, str, bytes)
-
-
-def _absolute_path() -> list[str]:
-    return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100  (as sys.path has it)
 
 
 def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ ranks, which loads at the same time; therefore most modules are imported late he
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from rankwise.launch.local.forks.process import ServerProcess
     from rankwise.launch.local.loop import Loop
 
-__all__: list[str] = []
+__all__ = ["receive", "send"]
+
+_LENGTH_BYTES = 8
+_READ_BYTES = 1 << 20
 
 
 def main(fd: int, hint: tuple[str, ...] = ()) -> None:
@@ -44,12 +48,10 @@ def _serve(fd: int, early: ServerProcess | None) -> None:
     import contextlib
     import json
     import signal
-    import socket
 
     from rankwise import vitals
     from rankwise.errors import RankwiseError
     from rankwise.launch.functions.callee import value_path
-    from rankwise.launch.functions.channel import receive, send
     from rankwise.launch.local.loop import Loop
     from rankwise.launch.local.supervisor import supervise
 
@@ -119,6 +121,37 @@ def _told(outcome: Outcome) -> dict[str, Any]:
         "text": outcome.text,
         "failure": failure and {"rank": failure.rank, "status": failure.status, "detail": failure.detail},
     }
+
+
+def send(line: socket.socket, message: bytes) -> None:
+    """Send a message of any length, uninterpreted.
+
+    Raises:
+        OSError: the other end is closed.
+    """
+    line.sendall(len(message).to_bytes(_LENGTH_BYTES, "big"))
+    line.sendall(message)
+
+
+def receive(line: socket.socket) -> bytes:
+    """Wait for a message and return it.
+
+    Raises:
+        EOFError: the other end is closed.
+        OSError: the connection is broken.
+    """
+    return _read(line, int.from_bytes(_read(line, _LENGTH_BYTES), "big"))
+
+
+def _read(line: socket.socket, num_bytes: int) -> bytes:
+    parts = []
+    while num_bytes:
+        part = line.recv(min(num_bytes, _READ_BYTES))
+        if not part:
+            raise EOFError("the other end of the connection is closed")
+        parts.append(part)
+        num_bytes -= len(part)
+    return b"".join(parts)
 
 
 if __name__ == "__main__":

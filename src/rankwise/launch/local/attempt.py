@@ -15,7 +15,7 @@ from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console, SharedStream
 from rankwise.launch.local.environment import Part, rank_environment, seated, seats_of
-from rankwise.launch.local.loop import ENDING, Loop
+from rankwise.launch.local.loop import CHECK_INTERVAL_S, ENDING, Loop
 from rankwise.launch.local.pipes import wire
 from rankwise.launch.local.process import RankEnd, RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt"]
 
-CHECK_INTERVAL_S = 1.0  # how often to check whether the ranks still make progress
 HELD_S = 0.05  # how soon to check again whether a slow console has room
 DRAIN_S = 0.5  # how long to read output after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
@@ -88,7 +87,6 @@ class Attempt:
         self._kill_s: float | None = None  # when they will be killed
         self._all_ended_s: float | None = None
         self._begun_s = time.monotonic()
-        self._next_check_s = self._begun_s + CHECK_INTERVAL_S
 
     def run(self) -> tuple[Failure | None, Sequence[RankEnd]]:
         """Run the ranks until they end; return the root cause of a failure (or None) and every rank's end."""
@@ -98,12 +96,8 @@ class Attempt:
             judge = self._judge = self._call_judge()
             self._take_signals()
             while not self._is_over():
-                self._loop.step(self._patience())
-                self._let_go()
-                for pump in self._open_pumps:
-                    pump.show_unfinished()
-                for stream in self._streams.values():
-                    stream.show_due()
+                self._loop.step(self._show_due())
+                self._resume_pumps()
                 for process in self.ranks:
                     if process.reap():
                         process.read_report()
@@ -187,20 +181,17 @@ class Attempt:
             self._all_ended_s = time.monotonic()  # output from before the end may still be in the pipes
         return not self._open_pumps or time.monotonic() > self._all_ended_s + DRAIN_S
 
-    def _patience(self) -> float | None:
-        """Return the seconds until the next check that is due even without an event."""
-        waits = [HELD_S if self._held else None, *(pump.unfinished_s() for pump in self._open_pumps)]
-        waits += [stream.waits_s() for stream in self._streams.values()]
+    def _show_due(self) -> float | None:
+        """Show output that waited long enough; return the seconds until the next action without an event, if any."""
+        waits = [HELD_S if self._held else None, *(pump.show_unfinished() for pump in self._open_pumps)]
+        waits += [stream.show_due() for stream in self._streams.values()]
         now = time.monotonic()
         if self._all_ended_s is not None:
             due_s: float | None = self._all_ended_s + DRAIN_S
         elif self._stop_s is not None:
             due_s = self._kill_s
-        elif self._judge.is_asking:
-            due_s = now + CHECK_INTERVAL_S  # wait for the other nodes; their answer wakes the loop
         else:
-            settled = self._judge.settled_s()
-            due_s = self._next_check_s if settled is None else settled
+            due_s = self._judge.due_s(now)
         waits.append(None if due_s is None else max(0.0, due_s - now) + 0.001)
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -216,7 +207,7 @@ class Attempt:
             self._loop.forget(pump.fd)
             self._open_pumps.discard(pump)
 
-    def _let_go(self) -> None:
+    def _resume_pumps(self) -> None:
         """Resume paused pumps if the console has room again, or has lost its reader."""
         held, self._held = self._held, []
         for pump in held:
@@ -239,7 +230,7 @@ class Attempt:
             elif number == signal.SIGTSTP:
                 self._suspend()
             elif number != signal.SIGCHLD:
-                self.interrupt(number)
+                self._interrupt(number)
 
     def _suspend(self) -> None:
         """Handle Ctrl-Z: stop and continue the ranks together with this process; they have sessions of their own."""
@@ -250,7 +241,7 @@ class Attempt:
             process.send(signal.SIGCONT)
         self._judge.watch.reset()
 
-    def interrupt(self, number: int) -> None:
+    def _interrupt(self, number: int) -> None:
         """End the ranks because of a signal from outside; a second signal kills them at once."""
         if self.interrupted is not None:
             self._ask_to_end(signal.SIGKILL)
@@ -281,9 +272,7 @@ class Attempt:
         """Return the state of the running ranks here, see `Judge.view`; `final`: the answer will end the attempt."""
         if self._stop_s is not None:
             return {"quiet_s": None, "missing": [], "ranks": []}
-        if final:
-            self._judge.note_asked()
-        return self._judge.view()
+        return self._judge.view(final=final)
 
     def note_standstill(self) -> None:
         """Note that a standstill of all nodes was reported."""
@@ -307,7 +296,7 @@ class Attempt:
 
     def _act(self) -> None:
         """Act on a failure, a hang, or the end of the time to shut down."""
-        judge, now = self._judge, time.monotonic()
+        now = time.monotonic()
         if self._kill_s is not None and now >= self._kill_s:
             self._ask_to_end(signal.SIGKILL)
         if self._stop_s is not None or not self._alive():
@@ -316,15 +305,8 @@ class Attempt:
             # all ranks agreed to end, and saved: the others are exiting too
             self._stop_s, self._kill_s = now, now + self._grace_s
             return
-        settled = judge.settled_s()
-        if settled is not None:
-            if now >= settled and not judge.awaits_fellows(now):
-                judge.blame_the_quiet()
-                self._stop_the_others()
-        elif now >= self._next_check_s:
-            self._next_check_s = now + CHECK_INTERVAL_S
-            if judge.finds_hang(now):
-                self._stop_the_others()
+        if self._judge.finds_failure(now):
+            self._stop_the_others()
 
     def _clean_up(self) -> None:
         """Remove every process, descriptor and folder of the attempt."""

@@ -259,20 +259,31 @@ class SharedStream:
         else:
             tail = data
         if tail:
-            self.show_until(rank)
+            self.flush(rank)
             self._console.raw(self.name, tail)
             if tail.endswith(b"\n"):
                 self._in_line.discard(rank)
             else:
                 self._in_line.add(rank)
 
-    def show_due(self) -> None:
-        """Show the lines that all ranks have written, or whose waiting time is over."""
+    def show_due(self) -> float | None:
+        """Show the lines that all ranks have written, or whose waiting time is over.
+
+        Returns:
+            Seconds until the next line is to be shown although some ranks have not written it; None: no line waits.
+        """
         while self._lines:
             first = next(iter(self._lines.values()))
             full = len(self._lines) > _MAX_LINES or self._num_bytes > _MAX_BYTES
-            if len(first.ranks) < self._num_ranks and not full and time.monotonic() < first.due_s:
-                return
+            wait_s = first.due_s - time.monotonic()
+            if len(first.ranks) < self._num_ranks and not full and wait_s > 0:
+                return wait_s
+            self._show_first()
+        return None
+
+    def flush(self, rank: int | None = None) -> None:
+        """Show all lines; with a rank those up to its last one, before output of the rank that cannot wait."""
+        while self._lines and (rank is None or next(iter(self._lines)) <= self._last[rank]):
             self._show_first()
 
     def _show_first(self) -> None:
@@ -288,19 +299,3 @@ class SharedStream:
     def _show(self, text: bytes, ranks: list[int]) -> None:
         prefix = b"" if ranks == [0] else f"[{format_numbers(ranks)}] ".encode()
         self._console.line(self.name, prefix + text)
-
-    def waits_s(self) -> float | None:
-        """Return the seconds until a line is shown although some ranks have not written it; None: no line waits."""
-        if not self._lines:
-            return None
-        return max(0.0, next(iter(self._lines.values())).due_s - time.monotonic())
-
-    def show_until(self, rank: int) -> None:
-        """Show all lines up to the rank's last one, before output of the rank that cannot wait."""
-        while self._lines and next(iter(self._lines)) <= self._last[rank]:
-            self._show_first()
-
-    def flush(self) -> None:
-        """Show all lines."""
-        while self._lines:
-            self._show_first()

@@ -71,21 +71,21 @@ def seat_ranks(
     part = max(1, usable_cores // num_ranks)
     if binding == "none":
         return [Seat(cpus=None, num_threads=part)] * num_ranks
-    rooms = _rooms(near, topology)
+    threads_by_rank = _threads_of_nodes(near, topology)
     if binding == "core":
-        rooms = _cut(rooms, topology)
-    sharers = [rooms.count(room) for room in rooms]
+        threads_by_rank = _split_cores(threads_by_rank, topology)
+    sharers = [threads_by_rank.count(threads) for threads in threads_by_rank]
     return [
-        Seat(cpus=frozenset(room), num_threads=max(1, min(part, len(room) // number)))
-        for room, number in zip(rooms, sharers, strict=True)
+        Seat(cpus=frozenset(threads), num_threads=max(1, min(part, len(threads) // number)))
+        for threads, number in zip(threads_by_rank, sharers, strict=True)
     ]
 
 
-def _rooms(near: Sequence[int | None], topology: Topology) -> list[tuple[int, ...]]:
+def _threads_of_nodes(near: Sequence[int | None], topology: Topology) -> list[tuple[int, ...]]:
     """Return for each rank the hardware threads of its node or nodes."""
     nodes, num_ranks, threads = sorted(topology.nodes), len(near), topology.threads
     home = {thread: node for node in nodes for thread in topology.nodes[node]}
-    rooms = []
+    threads_by_rank = []
     for rank, node in enumerate(near):
         if node is not None:
             mine = [node]
@@ -93,21 +93,21 @@ def _rooms(near: Sequence[int | None], topology: Topology) -> list[tuple[int, ..
             mine = nodes[rank * len(nodes) // num_ranks : (rank + 1) * len(nodes) // num_ranks]
         else:  # in proportion to the nodes' cores, whose number may differ under a CPU set
             mine = [home[threads[min(len(threads) - 1, (2 * rank + 1) * len(threads) // (2 * num_ranks))]]]
-        rooms.append(tuple(thread for number in mine for thread in topology.nodes[number]))
-    return rooms
+        threads_by_rank.append(tuple(thread for number in mine for thread in topology.nodes[number]))
+    return threads_by_rank
 
 
-def _cut(rooms: Sequence[tuple[int, ...]], topology: Topology) -> list[tuple[int, ...]]:
-    """Split a room among its ranks: whole cores, else single threads, else threads shared in turn."""
-    cut = []
-    for rank, room in enumerate(rooms):
-        mine, sharers = rooms[:rank].count(room), rooms.count(room)
-        cores = list(dict.fromkeys(topology.siblings[thread] for thread in room))
-        units = cores if len(cores) >= sharers else [(thread,) for thread in room]
+def _split_cores(threads_by_rank: Sequence[tuple[int, ...]], topology: Topology) -> list[tuple[int, ...]]:
+    """Split equal sets of threads among their ranks: whole cores, else single threads, else threads shared in turn."""
+    split = []
+    for rank, threads in enumerate(threads_by_rank):
+        mine, sharers = threads_by_rank[:rank].count(threads), threads_by_rank.count(threads)
+        cores = list(dict.fromkeys(topology.siblings[thread] for thread in threads))
+        units = cores if len(cores) >= sharers else [(thread,) for thread in threads]
         first, last = mine * len(units) // sharers, (mine + 1) * len(units) // sharers
         chosen = units[first:last] or [units[mine % len(units)]]
-        cut.append(tuple(thread for unit in chosen for thread in unit))
-    return cut
+        split.append(tuple(thread for unit in chosen for thread in unit))
+    return split
 
 
 @contextlib.contextmanager

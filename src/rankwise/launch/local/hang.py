@@ -83,9 +83,11 @@ class ProgressWatch:
             return None, text
         if quiet_s < self._again_s:
             return None, ""
-        if not self._has_moved and quiet_s < DEFAULT_STALL_S and _begins(self._folder, alive):
-            self._again_s = quiet_s + self._stall_s
-            return None, ""
+        if not self._has_moved and quiet_s < DEFAULT_STALL_S:
+            found = read_running(self._folder, alive)
+            if len(found) < len(alive) or any(imports(stacks) for stacks in read_stacks(found).values()):
+                self._again_s = quiet_s + self._stall_s
+                return None, ""
         self._again_s *= 2
         return quiet_s, ""
 
@@ -97,12 +99,6 @@ class ProgressWatch:
         self._has_moved = bool(moved)
         self._moved_s = max([self._since_s, *moved])
         return time.monotonic() - self._moved_s
-
-
-def _begins(folder: Path, alive: Collection[int]) -> bool:
-    """Whether a rank has not begun yet, or is importing a module."""
-    found = read_running(folder, alive)
-    return len(found) < len(alive) or any(imports(stacks) for stacks in read_stacks(found).values())
 
 
 def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str:

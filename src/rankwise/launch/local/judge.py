@@ -23,9 +23,10 @@ from rankwise.launch.failures.verdict import Failure, decide
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console, tell
 from rankwise.launch.local.hang import ProgressWatch, tell_standstill
+from rankwise.launch.local.loop import CHECK_INTERVAL_S
 from rankwise.launch.local.process import RankProcess
 
-__all__ = ["Fellows", "Judge", "OomWatch"]
+__all__ = ["Fellows", "Judge"]
 
 SETTLE_S = 0.2  # how long to wait for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause if only consequences of it are known
@@ -86,7 +87,8 @@ class Judge:
         self._late_until_s: float | None = None  # until when to wait for their answer after a rank's timeout
         self._asked_until_s = -math.inf  # until when to wait for the answer to another node's question
         self.watch = ProgressWatch(folder, job.hang_timeout_s, job.stall_s)
-        self._oom = OomWatch()
+        self._next_check_s = begun_s + CHECK_INTERVAL_S
+        self._oom_kills = dict(_oom_kills())
         self._hung: Failure | None = None
 
     def examine(self, process: RankProcess) -> None:
@@ -95,13 +97,35 @@ class Judge:
             with contextlib.suppress(FileNotFoundError):
                 process.crash = (self._folder / f"crash-{process.rank}").read_text(errors="replace")
         if process.status == -signal.SIGKILL and process.sent is None:
-            process.evidence = self._oom.evidence(process.pid)
+            process.evidence = _oom_evidence(process.pid, self._begun_s, self._oom_kills)
 
     def decide(self) -> Failure | None:
         """Return the root cause of a failure, None if there is none."""
         return self._hung or decide(self._ranks)
 
-    def settled_s(self) -> float | None:
+    def due_s(self, now: float) -> float:
+        """Return when to look again, even without an event."""
+        if now < (self._asked_until_s if self._late_until_s is None else self._late_until_s):
+            return now + CHECK_INTERVAL_S  # wait for the other nodes; their answer wakes the loop
+        settled_s = self._settled_s()
+        return self._next_check_s if settled_s is None else settled_s
+
+    def finds_failure(self, now: float) -> bool:
+        """Whether the attempt has failed, and the ranks that are left are to be ended."""
+        settled_s = self._settled_s()
+        if settled_s is None:
+            if now < self._next_check_s:
+                return False
+            self._next_check_s = now + CHECK_INTERVAL_S
+            return self._finds_hang(now)
+        if now < settled_s or self.awaits_fellows(now):
+            return False
+        alive, reason = self._timed_out()
+        if alive and reason:  # ranks timed out waiting for a peer that is alive: it is the cause
+            self._hung = self._blame(alive, reason)
+        return True
+
+    def _settled_s(self) -> float | None:
         """Return when to act on the failures so far; None if there are none."""
         failed = self._failed()
         if not failed:
@@ -112,17 +136,11 @@ class Judge:
         waited = any(end.report is not None and end.report.is_timeout for end in failed)
         return min(end.failed_s for end in failed) + (SETTLE_TIMEOUT_S if waited else SETTLE_COLLATERAL_S)
 
-    def blame_the_quiet(self) -> None:
-        """If ranks timed out waiting for a peer that is alive, make that peer the cause."""
-        alive, reason = self._given_up()
-        if alive and reason:
-            self._hung = self._blame(alive, reason)
-
     def awaits_fellows(self, now: float) -> bool:
         """Whether the cause may be on another node: a rank here timed out waiting for it, or lost a peer that did."""
         if self._fellows is None or self._hung is not None:
             return False
-        _, reason = self._given_up()
+        _, reason = self._timed_out()
         if not reason:
             return now < self._asked_until_s and all(end.suspicion == 2 for end in self._failed())
         if self._late_until_s is None:
@@ -130,17 +148,7 @@ class Judge:
             self._fellows.ask({"final": True, "limit_s": 0.0, "reason": reason, **self.view()})
         return now < self._late_until_s
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether this node waits for the other nodes' answer about the culprit."""
-        until_s = self._asked_until_s if self._late_until_s is None else self._late_until_s
-        return time.monotonic() < until_s
-
-    def note_asked(self) -> None:
-        """Note that another node asks for the culprit and will end the attempt: wait for that verdict."""
-        self._asked_until_s = time.monotonic() + _LATE_S
-
-    def _given_up(self) -> tuple[set[int], str]:
+    def _timed_out(self) -> tuple[set[int], str]:
         """Return the ranks that live and have not failed, and a text about the rank that timed out, "" if none did."""
         failed = self._failed()
         reports = [end.report for end in failed if end.report is not None and end.report.is_timeout]
@@ -150,7 +158,7 @@ class Judge:
         waiting = min(reports, key=lambda report: report.time_s)
         return alive, f"rank {waiting.rank} gave up waiting for it ({waiting.type})"
 
-    def finds_hang(self, now: float) -> bool:
+    def _finds_hang(self, now: float) -> bool:
         """Whether the ranks hang and a culprit was found; report a standstill that does not end the attempt."""
         alive = self._alive()
         still, silent = self.watch.hang(alive)
@@ -180,9 +188,15 @@ class Judge:
             self._asked_s = now
             self._fellows.ask({"final": final, "limit_s": limit_s, "reason": reason, **self.view()})
 
-    def view(self) -> dict[str, Any]:
-        """Return the state of the running ranks here, in the form sent to other nodes."""
-        alive, _ = self._given_up()
+    def view(self, *, final: bool = False) -> dict[str, Any]:
+        """Return the state of the running ranks here, in the form sent to other nodes.
+
+        Args:
+            final: another node asks for the culprit, and its verdict will end the attempt: wait for that.
+        """
+        if final:
+            self._asked_until_s = time.monotonic() + _LATE_S
+        alive, _ = self._timed_out()
         found = look(read_running(self._folder, alive), _LOOK_S)
         missing = sorted(alive - {seen.rank for seen in found})  # they have not begun
         quiet_s = self.watch.quiet_s(alive)
@@ -204,22 +218,21 @@ class Judge:
         return blame(found, alive - {seen.rank for seen in found}, reason, gone=gone)
 
 
-class OomWatch:
-    """Compares the OOM kill counters of this process's cgroups, which its ranks share, with those at creation."""
+def _oom_evidence(pid: int, begun_s: float, before: Mapping[Path, int]) -> str:
+    """Return evidence that the OOM killer killed a process, "" if there is none or it is not readable.
 
-    def __init__(self) -> None:
-        self._begun_s = time.monotonic()
-        self._before = dict(_kills())
-
-    def evidence(self, pid: int) -> str:
-        """Return evidence that the OOM killer killed the process, "" if there is none or it is not readable."""
-        for stamp_s, text in _log_entries():
-            if f"Killed process {pid} (" in text and stamp_s > self._begun_s - _SLACK_S:
-                return f"the kernel's log says: {text}"
-        for folder, number in _kills():
-            if number > self._before.get(folder, number):
-                return f"control group {folder} killed processes for lack of memory{_limit(folder)}"
-        return ""
+    Args:
+        pid: the process.
+        begun_s: when the attempt began: earlier entries of the kernel's log are about other processes.
+        before: the kills that the cgroups of this process, which its ranks share, had counted then.
+    """
+    for stamp_s, text in _log_entries():
+        if f"Killed process {pid} (" in text and stamp_s > begun_s - _SLACK_S:
+            return f"the kernel's log says: {text}"
+    for folder, number in _oom_kills():
+        if number > before.get(folder, number):
+            return f"control group {folder} killed processes for lack of memory{_limit(folder)}"
+    return ""
 
 
 def _log_entries() -> Iterator[tuple[float, str]]:
@@ -239,7 +252,7 @@ def _log_entries() -> Iterator[tuple[float, str]]:
                 yield int(fields[2]) / 1e6, text
 
 
-def _kills() -> Iterator[tuple[Path, int]]:
+def _oom_kills() -> Iterator[tuple[Path, int]]:
     """Yield the cgroups of this process and their OOM kill counts; for cgroup v2, child groups are included."""
     for folder, version in group_folders("memory"):
         with contextlib.suppress(OSError):

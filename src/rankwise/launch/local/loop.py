@@ -9,11 +9,12 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["ENDING", "Loop"]
+__all__ = ["CHECK_INTERVAL_S", "ENDING", "Loop"]
 
+CHECK_INTERVAL_S = 1.0  # how often to check, without an event, whether the ranks still make progress
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})  # these end a launch
 _HANDLED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGWINCH", "SIGTSTP")
 
@@ -42,7 +43,7 @@ class Loop:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
                 continue
-            self._previous[number] = signal.signal(number, self._note)
+            self._previous[number] = signal.signal(number, lambda got, _frame: self.signals.append(got))
         self._previous_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain)
         return self
@@ -89,9 +90,6 @@ class Loop:
             if now >= due and callback in self._repeated:  # unless an earlier one has stopped it
                 self._repeated[callback] = seconds, now + seconds
                 callback()
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.signals.append(number)
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -169,32 +169,28 @@ def start_rank(
         wires: its descriptors; closed if it cannot be started.
         server: the fork server that forks it, None for a fresh interpreter.
     """
+    # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        pid = _start_interpreter(target, env, wires) if server is None else server.fork(env, wires)
+        if server is not None:
+            pid = server.fork(env, wires)
+        else:
+            flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
+            command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(wires.report)]
+            process = subprocess.Popen(  # noqa: S603
+                [*command, target.kind, target.name, *target.args],
+                env=env,
+                stdin=wires.stdin,
+                stdout=wires.out,
+                stderr=wires.err,
+                pass_fds=(wires.report,),
+                start_new_session=True,
+            )
+            pid, process.returncode = process.pid, 0  # `RankProcess` waits for it, as for forked ranks
     except BaseException:
         wires.close()
         raise
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         wires.close_theirs()
     return RankProcess(rank=rank, pid=pid, wires=wires)
-
-
-def _start_interpreter(target: Target, env: Mapping[str, str], wires: Wires) -> int:
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(wires.report)]
-    # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process = subprocess.Popen(  # noqa: S603
-            [*command, target.kind, target.name, *target.args],
-            env=env,
-            stdin=wires.stdin,
-            stdout=wires.out,
-            stderr=wires.err,
-            pass_fds=(wires.report,),
-            start_new_session=True,
-        )
-        process.returncode = 0  # `RankProcess` waits for it, as for forked ranks
-        return process.pid
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -17,7 +17,7 @@ __all__ = ["LogFile", "Pump", "next_logs"]
 
 _READ_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20  # the largest pipe buffer that an unprivileged process may set
-_LINE_BYTES = 1 << 20  # a longer line is shown in pieces
+_LINE_BYTES = 1 << 20  # a longer line is shown, and written to a log, in pieces
 _STATE_S = 10.0  # how often the current state of a progress bar is shown
 _UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 (progress bar, dots, prompt) waits for its rest
 _TORN_S = 2.0  # the same after a whole line in the same read: a full buffer may have cut the line anywhere
@@ -44,8 +44,12 @@ class LogFile:
         """Append the rank's output."""
         if self._from_terminal:
             *lines, rest = (self._partial + data).split(b"\n")
-            self._partial = rest.rpartition(b"\r")[2] if len(rest) > _READ_BYTES else rest
             data = b"".join(_settled(line) + b"\n" for line in lines)
+            if len(rest) > _READ_BYTES:
+                rest = rest.rpartition(b"\r")[2]
+            if len(rest) > _LINE_BYTES:
+                data, rest = data + _settled(rest), b""
+            self._partial = rest
         self._write(data)
 
     def close(self) -> None:
@@ -125,46 +129,43 @@ class Pump:
 
     def pump(self) -> bool:
         """Forward the available data; return False at the end of the stream."""
-        data = self._read()
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # a pseudo-terminal whose other side is closed gives EIO
         if data:
             self._move(data)
-        return data != b""
+        return bool(data)
 
     def drain(self) -> None:
         """Forward all remaining data at the end; at most a full pipe, because a stray process may keep writing."""
         for _ in range(_PIPE_BYTES // _READ_BYTES):
-            data = self._read()
-            if not data:
+            if not self.pump():
                 return
-            self._move(data)
 
-    def unfinished_s(self) -> float | None:
-        """Return the seconds until an unfinished line of rank 0 is shown without its rest; None: there is none."""
+    def show_unfinished(self) -> float | None:
+        """Show an unfinished line of rank 0 whose rest did not arrive in time, unless more data can be read now.
+
+        Returns:
+            Seconds until the next such line is to be shown; None: there is none.
+        """
         if not self._partial or not self.shown or self._rank:
             return None
-        return max(0.0, self._read_s + _UNFINISHED_S - time.monotonic(), self._torn_until_s - time.monotonic())
-
-    def show_unfinished(self) -> None:
-        """Show an unfinished line whose rest did not arrive in time, unless more data can be read now."""
-        if self.unfinished_s() == 0.0:
-            more = select.poll()
-            more.register(self.fd, select.POLLIN)
-            if more.poll(0):
-                return
-            now = time.monotonic()
-            if self._torn_until_s > self._read_s and now - self._torn_until_s > _LATE_S:
-                self._torn_until_s = now + _TORN_S  # the rank, too, has to get a core first
-                return
-            self._give_partial()
-
-    def _read(self) -> bytes | None:
-        """Return the available data, None if there is none yet."""
-        try:
-            return os.read(self.fd, _READ_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""  # a pseudo-terminal whose other side is closed gives EIO
+        now = time.monotonic()
+        wait_s = max(self._read_s + _UNFINISHED_S, self._torn_until_s) - now
+        if wait_s > 0:
+            return wait_s
+        more = select.poll()
+        more.register(self.fd, select.POLLIN)
+        if more.poll(0):
+            return 0.0
+        if self._torn_until_s > self._read_s and now - self._torn_until_s > _LATE_S:
+            self._torn_until_s = now + _TORN_S  # the rank, too, has to get a core first
+            return _TORN_S
+        self._give_partial()
+        return None
 
     def _move(self, data: bytes) -> None:
         if self._log is not None:

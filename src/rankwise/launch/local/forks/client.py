@@ -53,10 +53,10 @@ def names_to_load(job: Job, seats: Sequence[Seat], environments: Sequence[Mappin
         ConfigError: RANKWISE_START is neither "auto" nor "fresh".
     """
     first, *others = environments
-    wish = first.get(START) or "auto"
-    if wish not in {"auto", "fresh"}:
-        raise ConfigError(f"{START} must be auto or fresh, got {wish!r}")
-    if wish == "fresh" or not others or sys.platform != "linux":
+    start = first.get(START) or "auto"
+    if start not in {"auto", "fresh"}:
+        raise ConfigError(f"{START} must be auto or fresh, got {start!r}")
+    if start == "fresh" or not others or sys.platform != "linux":
         return ()
     if any(seat.cpus is not None for seat in seats) or any(first.get(name) for name in _TOOLS) or _has_gpu():
         return ()
@@ -115,7 +115,7 @@ class ForkServer:
                 early = ServerProcess(self._env, flags, words)
             stack.callback(early.close)
             self._process, self._held = early, stack.pop_all()
-        wish = {
+        request = {
             "names": names,
             "first": first,
             "path": target.path or None,
@@ -124,12 +124,23 @@ class ForkServer:
             "without": sorted(early.env.keys() - self._env.keys()),
         }
         with contextlib.suppress(OSError):  # the server has ended: `listen` notices it
-            early.line.send(json.dumps(wish).encode())
+            early.line.send(json.dumps(request).encode())
         early.line.settimeout(_FORK_S)
 
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when the server has answered."""
-        return self._process.line.fileno()
+    def becomes_ready(self, loop: Loop, limit_s: float) -> bool:
+        """Serve the loop until the server is ready; return whether it can fork ranks."""
+        deadline, line_fd = time.monotonic() + limit_s, self._process.line.fileno()
+        held: list[int] = []
+        loop.watch(line_fd, self.listen)
+        try:
+            while self.reason is None and not ENDING.intersection(held) and time.monotonic() < deadline:
+                loop.step(max(0.0, deadline - time.monotonic()))
+                while loop.signals:  # take the signals out, or the loop would return at once every time
+                    held.append(loop.signals.popleft())
+        finally:
+            loop.forget(line_fd)
+            loop.signals.extend(number for number in held if number != signal.SIGCHLD)
+        return self.reason == "" and not ENDING.intersection(held)
 
     def listen(self) -> None:
         """Read the server's answer into `reason`."""
@@ -153,11 +164,11 @@ class ForkServer:
         answer = line.recv(1 << 16)
         if not answer:
             raise OSError("the process that forks the ranks has ended")
-        told = json.loads(answer)
-        if told["pid"] < 0:
-            raise OSError(told["errno"], os.strerror(told["errno"]))
+        forked = json.loads(answer)
+        if forked["pid"] < 0:
+            raise OSError(forked["errno"], os.strerror(forked["errno"]))
         self._num_forked += 1
-        return int(told["pid"])
+        return int(forked["pid"])
 
     def let_go(self) -> None:
         """End the server and let the ranks run."""
@@ -207,29 +218,13 @@ def open_server(
         return None  # not possible on this system
     try:
         meanwhile()
-        if _becomes_ready(server, loop, min(job.timeout_s or _READY_S, job.hang_timeout_s or _READY_S, _READY_S)):
+        if server.becomes_ready(loop, min(job.timeout_s or _READY_S, job.hang_timeout_s or _READY_S, _READY_S)):
             return server
     except BaseException:
         server.close()
         raise
     server.close()
     return None
-
-
-def _becomes_ready(server: ForkServer, loop: Loop, limit_s: float) -> bool:
-    """Serve the loop until the server is ready; return whether it can fork ranks."""
-    deadline = time.monotonic() + limit_s
-    held: list[int] = []
-    loop.watch(server.fileno(), server.listen)
-    try:
-        while server.reason is None and not ENDING.intersection(held) and time.monotonic() < deadline:
-            loop.step(max(0.0, deadline - time.monotonic()))
-            while loop.signals:  # take the signals out, or the loop would return at once every time
-                held.append(loop.signals.popleft())
-    finally:
-        loop.forget(server.fileno())
-        loop.signals.extend(number for number in held if number != signal.SIGCHLD)
-    return server.reason == "" and not ENDING.intersection(held)
 
 
 def _set_subreaper(*, on: bool) -> bool:

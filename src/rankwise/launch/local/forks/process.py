@@ -42,6 +42,7 @@ class ServerProcess:
         self.line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         said = os.memfd_create("said")  # captures output of the imports; if there is any, the ranks import themselves
         os.set_inheritable(far.fileno(), True)  # noqa: FBT003
+        far.setblocking(True)  # noqa: FBT003  (also where the program has called socket.setdefaulttimeout)
         command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.forks.server"]
         try:
             self.pid = os.posix_spawn(

@@ -39,13 +39,13 @@ def main(argv: Sequence[str]) -> list[str]:
     os.closerange(line_fd + 1, 4096)
     child.end_well()  # before torch registers its atexit handlers, as in a rank with a fresh interpreter
     with socket.socket(fileno=line_fd) as line:
-        wish = json.loads(line.recv(_MAX_BYTES))
-        os.environ.update(wish["env"])  # before the import of torch, whose libraries read some variables then
-        for name in wish["without"]:
+        request = json.loads(line.recv(_MAX_BYTES))
+        os.environ.update(request["env"])  # before the import of torch, whose libraries read some variables then
+        for name in request["without"]:
             del os.environ[name]
         path = list(sys.path)
         try:
-            reason = _load(wish["names"], wish["path"] or [wish["first"], *path], wish["first"])
+            reason = _load(request["names"], request["path"] or [request["first"], *path], request["first"])
         except BaseException as error:  # noqa: BLE001  (whatever it is: the ranks will meet it, and tell it)
             reason = repr(error)
         sys.path[:] = path
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> list[str]:
                 os.close(fd)
             line.send(json.dumps({"pid": pid, "errno": code}).encode())
     report_fd = _become(json.loads(message), fds)
-    words = [argv[0], str(report_fd), *wish["words"]]
+    words = [argv[0], str(report_fd), *request["words"]]
     sys.orig_argv[sys.orig_argv.index("rankwise.launch.local.forks.server") :] = [child.__name__, *words]
     return words
 
@@ -120,6 +120,11 @@ def _unsafe(fds: list[str]) -> str:
         if trial == 0:
             os._exit(0)
         os.waitpid(trial, 0)
+    has_children = True
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        has_children = False
     found = {
         "something was written": os.fstat(1).st_size > 0,  # each rank must print it itself
         "the imports are traced": sys.gettrace() is not None or sys.getprofile() is not None,
@@ -127,20 +132,12 @@ def _unsafe(fds: list[str]) -> str:
         # libraries with fork handlers (OpenBLAS) ended their threads before the trial fork, and restart them later
         "there are threads": len(os.listdir(_TASKS)) != 1,  # noqa: PTH208
         "there are new descriptors": _open_fds() != fds,
-        "there are child processes": _has_children(),
+        "there are child processes": has_children,
     }
     return next((reason for reason, is_so in found.items() if is_so), "")
 
 
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _become(wish: Any, fds: Sequence[int]) -> int:
+def _become(request: Any, fds: Sequence[int]) -> int:
     """Turn this copy of the server into a rank, wait until `let_go`, and return the descriptor of its report."""
     from multiprocessing import process
 
@@ -149,7 +146,7 @@ def _become(wish: Any, fds: Sequence[int]) -> int:
         os.dup2(fd, number)
         os.close(fd)
     _reopen_streams()
-    os.environ.update(wish["env"])
+    os.environ.update(request["env"])
     # as with a fresh interpreter: spawned workers look here for the module to import
     sys.modules["__main__"] = child
     # seeds and authkey of its own; Python reseeds `random` after each fork itself
