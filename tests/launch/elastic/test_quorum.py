@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rankwise.launch.elastic.member import Done, Member
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes
-from rankwise.launch.elastic.split_brain import Standing, standing_from
+from rankwise.launch.elastic.split_brain import Standing
 
 MIDDLE_S = 20.0
 
@@ -115,10 +115,3 @@ def test_ranks_that_run_count_more_than_anything_else(one, two):
     keys = [(found.at_work, found.number, found.place) for found in (one, two)]
     if keys[0] != keys[1]:
         assert (one > two) == (keys[0] > keys[1])
-
-
-@given(STANDINGS)
-def test_a_standing_arrives_as_it_was_sent(one):
-    """By the message that carries it."""
-    message = {"at_work": one.at_work, "number": one.number, "place": one.place, "host": one.host, "id": one.id}
-    assert standing_from(message) == one
