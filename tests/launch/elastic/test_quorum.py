@@ -11,8 +11,10 @@ from rankwise.launch.elastic.split_brain import Standing
 MIDDLE_S = 20.0
 
 
-def member(key, *, veteran=False):
-    return Member(key=key, name=f"n{key}", address=f"10.0.0.{key}", num_ranks=1, port=1000 + key, veteran=veteran)
+def member(key, *, in_last_round=False):
+    return Member(
+        key=key, name=f"n{key}", address=f"10.0.0.{key}", num_ranks=1, port=1000 + key, in_last_round=in_last_round
+    )
 
 
 def starts(orders):
@@ -53,7 +55,7 @@ def goes_on_elsewhere(count, left, comers, *, elastic):
     state = membership(count, elastic=elastic, quorum=count // 2 + 1, number=1)
     orders = []
     for key in range(left):
-        orders += state.join(member(key, veteran=True), 0.0)
+        orders += state.join(member(key, in_last_round=True), 0.0)
     for key in range(left, left + comers):
         orders += state.join(member(key), 0.0)
     return bool(starts(orders + settle(state, 0.0)))

@@ -123,10 +123,10 @@ class Coordinator(Server):
             address=node.addresses[1],
             host_address=node.addresses[0],
             num_ranks=int(message["num_ranks"]),
-            wish=None if wish is None else int(wish),
+            wanted_rank=None if wish is None else int(wish),
             home=is_home,
             port=int(message["port"]),
-            veteran=bool(message.get("quorum")),
+            in_last_round=bool(message.get("quorum")),
         )
         members = self._membership
         members.number = max(members.number, int(message.get("round", 0)))
