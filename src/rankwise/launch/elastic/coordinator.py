@@ -139,7 +139,10 @@ class Coordinator(Server):
 
     def at_work(self) -> Mapping[int, str]:
         """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
-        return self._membership.at_work()
+        state = self._membership
+        if state.phase != "running":
+            return {}
+        return {key: m.name for key, m in state.members.items() if key in state.round and m.done is None}
 
     def lose(self, node: RemoteNode, lost: ConnectionLost) -> None:
         """Decide how the run goes on without a node."""

@@ -78,13 +78,6 @@ class Membership:
             self._say(f"node {member} waits: {len(self.round)} nodes are running, which is the maximum")
         return self.tick(now)
 
-    def at_work(self) -> dict[int, str]:
-        """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
-        if self.phase != "running":
-            return {}
-        here = [self.members[key] for key in self.round if key in self.members]
-        return {member.key: member.name for member in here if member.done is None}
-
     def ending(self, key: int, signal: int | None, now: float) -> list[Order]:
         """A node ends its ranks: because of a signal from outside, or (None) because one of them has failed."""
         if key in self.round and self.phase in {"running", "stopping"}:
