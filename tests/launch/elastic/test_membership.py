@@ -31,7 +31,7 @@ class Run:
             name=f"n{key}",
             address=f"10.0.0.{key}",
             num_ranks=num_ranks,
-            wish=wish,
+            wanted_rank=wish,
             port=1000 + key,
             home=key == 0,
         )

@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 from rankwise.launch.elastic.member import Done, Member
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes
-from rankwise.launch.elastic.split_brain import Standing, standing_from
+from rankwise.launch.elastic.split_brain import Standing
 
 MIDDLE_S = 20.0
 
 
-def member(key, *, veteran=False):
-    return Member(key=key, name=f"n{key}", address=f"10.0.0.{key}", num_ranks=1, port=1000 + key, veteran=veteran)
+def member(key, *, in_last_round=False):
+    return Member(
+        key=key, name=f"n{key}", address=f"10.0.0.{key}", num_ranks=1, port=1000 + key, in_last_round=in_last_round
+    )
 
 
 def starts(orders):
@@ -53,7 +55,7 @@ def goes_on_elsewhere(count, left, comers, *, elastic):
     state = membership(count, elastic=elastic, quorum=count // 2 + 1, number=1)
     orders = []
     for key in range(left):
-        orders += state.join(member(key, veteran=True), 0.0)
+        orders += state.join(member(key, in_last_round=True), 0.0)
     for key in range(left, left + comers):
         orders += state.join(member(key), 0.0)
     return bool(starts(orders + settle(state, 0.0)))
@@ -115,10 +117,3 @@ def test_ranks_that_run_count_more_than_anything_else(one, two):
     keys = [(found.at_work, found.number, found.place) for found in (one, two)]
     if keys[0] != keys[1]:
         assert (one > two) == (keys[0] > keys[1])
-
-
-@given(STANDINGS)
-def test_a_standing_arrives_as_it_was_sent(one):
-    """By the message that carries it."""
-    message = {"at_work": one.at_work, "number": one.number, "place": one.place, "host": one.host, "id": one.id}
-    assert standing_from(message) == one

@@ -123,10 +123,10 @@ class Coordinator(Server):
             address=node.addresses[1],
             host_address=node.addresses[0],
             num_ranks=int(message["num_ranks"]),
-            wish=None if wish is None else int(wish),
+            wanted_rank=None if wish is None else int(wish),
             home=is_home,
             port=int(message["port"]),
-            veteran=bool(message.get("quorum")),
+            in_last_round=bool(message.get("quorum")),
         )
         members = self._membership
         members.number = max(members.number, int(message.get("round", 0)))
@@ -139,7 +139,10 @@ class Coordinator(Server):
 
     def at_work(self) -> Mapping[int, str]:
         """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
-        return self._membership.at_work()
+        state = self._membership
+        if state.phase != "running":
+            return {}
+        return {key: m.name for key, m in state.members.items() if key in state.round and m.done is None}
 
     def lose(self, node: RemoteNode, lost: ConnectionLost) -> None:
         """Decide how the run goes on without a node."""

@@ -49,14 +49,14 @@ class Member:
         address: its address on its connection to the rendezvous.
         host_address: the address of the rendezvous on the same connection.
         num_ranks: number of ranks that it starts.
-        wish: the node rank that it asked for.
+        wanted_rank: the node rank that it asked for.
         home: whether it holds the rendezvous; it comes first among new nodes.
         port: port that it holds for rank 0; None while its ranks run.
-        seat: its node rank in the newest round; None before its first.
+        node_rank: its node rank in the newest round; None before its first.
         first_rank: global rank of its first rank in that round.
         done: how its ranks ended in this round.
         joined_s: when it joined.
-        veteran: it was in the last round of a rendezvous that fell silent; the quorum counts such nodes.
+        in_last_round: it was in the last round of a rendezvous that fell silent; the quorum counts such nodes.
     """
 
     key: int
@@ -64,14 +64,14 @@ class Member:
     address: str
     num_ranks: int
     host_address: str = ""
-    wish: int | None = None
+    wanted_rank: int | None = None
     home: bool = False
     port: int | None = None
-    seat: int | None = None
+    node_rank: int | None = None
     first_rank: int = 0
     done: Done | None = None
     joined_s: float = 0.0
-    veteran: bool = False
+    in_last_round: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"

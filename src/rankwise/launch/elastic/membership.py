@@ -69,20 +69,14 @@ class Membership:
     def join(self, member: Member, now: float) -> list[Order]:
         """A node has joined."""
         member.joined_s = self._changed_s = now
-        twin = next((m for m in self.members.values() if m.wish is not None and m.wish == member.wish), None)
+        rank = member.wanted_rank
+        other = next((m for m in self.members.values() if rank is not None and m.wanted_rank == rank), None)
         self.members[member.key] = member
-        if twin is not None:
-            self._say(f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits for this rank")
+        if other is not None:
+            self._say(f"nodes {other} and {member} both have --node-rank {rank}: the second waits for this rank")
         elif self.phase in {"running", "stopping"} and len(self.round) >= self.nodes.max_nodes:
             self._say(f"node {member} waits: {len(self.round)} nodes are running, which is the maximum")
         return self.tick(now)
-
-    def at_work(self) -> dict[int, str]:
-        """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
-        if self.phase != "running":
-            return {}
-        here = [self.members[key] for key in self.round if key in self.members]
-        return {member.key: member.name for member in here if member.done is None}
 
     def ending(self, key: int, signal: int | None, now: float) -> list[Order]:
         """A node ends its ranks: because of a signal from outside, or (None) because one of them has failed."""
@@ -154,9 +148,9 @@ class Membership:
         return out
 
     def _may_grow(self, now: float) -> bool:
-        wishes = {self.members[key].wish for key in self.round if key in self.members} - {None}
+        wanted = {self.members[key].wanted_rank for key in self.round if key in self.members} - {None}
         return len(self.round) < self.nodes.max_nodes and any(
-            member.key not in self.round and now >= member.joined_s + _LAST_CALL_S and member.wish not in wishes
+            member.key not in self.round and now >= member.joined_s + _LAST_CALL_S and member.wanted_rank not in wanted
             for member in self.members.values()
         )
 
@@ -229,14 +223,17 @@ class Membership:
 
     def _gather(self, now: float) -> None:
         """Begin the next round if enough nodes are here: those of the last round first, each node rank once."""
-        here, wishes, nodes = list[Member](), set[int](), self.nodes
-        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, not m.veteran, m.key))
+        here, wanted, nodes = list[Member](), set[int](), self.nodes
+        known = sorted(
+            self.members.values(),
+            key=lambda m: (m.node_rank is None, m.node_rank, not m.home, not m.in_last_round, m.key),
+        )
         for member in known:
-            if member.port is not None and member.wish not in wishes and len(here) < nodes.max_nodes:
+            if member.port is not None and member.wanted_rank not in wanted and len(here) < nodes.max_nodes:
                 here.append(member)
-                wishes |= {member.wish} if member.wish is not None else set()
+                wanted |= {member.wanted_rank} if member.wanted_rank is not None else set()
         least = max(nodes.min_nodes, self.quorum)
-        counted = sum(member.veteran for member in here) if nodes.elastic else len(here)
+        counted = sum(member.in_last_round for member in here) if nodes.elastic else len(here)
         enough = len(here) >= least and counted >= self.quorum
         call_s = _FIRST_CALL_S if self.number == 0 else _LAST_CALL_S
         if enough and (len(here) >= nodes.max_nodes or now >= self._changed_s + call_s):
@@ -245,13 +242,14 @@ class Membership:
             self._wait(here, least, now)
 
     def _begin(self, here: list[Member], now: float) -> None:
-        here = sorted(here, key=lambda m: (m.wish is None, m.wish or 0))  # stable: without wishes the order stays
+        # stable: without wanted ranks the order stays
+        here = sorted(here, key=lambda m: (m.wanted_rank is None, m.wanted_rank or 0))
         address = here[0].address
         if is_loopback(address):  # of this machine's own node; other nodes reach it where they reach the rendezvous
             others = (member.host_address for member in self.members.values() if not is_loopback(member.address))
             address = next(others, address)
         for member in self.members.values():
-            member.seat = None
+            member.node_rank = None
         start = {
             "run_id": self.run_id,
             "round": self.number,
@@ -263,10 +261,10 @@ class Membership:
             "elapsed_s": now - self.begun_s,
         }
         first = 0
-        for seat, member in enumerate(here):
-            member.seat, member.first_rank, member.port, member.done = seat, first, None, None
+        for node_rank, member in enumerate(here):
+            member.node_rank, member.first_rank, member.port, member.done = node_rank, first, None, None
             first += member.num_ranks
-            self._tell("start", to=[member.key], node_rank=seat, first_rank=member.first_rank, **start)
+            self._tell("start", to=[member.key], node_rank=node_rank, first_rank=member.first_rank, **start)
         self._hurried, self._doubt_until_s, self.held_until_s = False, None, 0.0
         self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
         self.number, self.quorum = self.number + 1, 0

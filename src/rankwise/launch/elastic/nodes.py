@@ -185,29 +185,21 @@ def difference(name: str, mine: Mapping[str, str], other: str, theirs: Mapping[s
 def _code(target: Target) -> str:
     """Return a short hash of the file that the ranks will run, "" if there is no such file."""
     import hashlib
+    from importlib.machinery import PathFinder
 
-    if target.kind == "script":
-        path: Path | None = Path(target.name)
-    else:
-        path = _module_file(target.name.partition(":")[0])
-    if path is None:
-        return ""
+    path, spec, where = Path(target.name), None, None
+    if target.kind != "script":
+        # a module is found part by part, without the import of its parent packages, which may need torch
+        for part in target.name.partition(":")[0].split("."):
+            spec = PathFinder.find_spec(part, where)
+            if spec is None:
+                return ""
+            where = list(spec.submodule_search_locations or [])
+        if spec is None or not spec.origin:
+            return ""
+        path = Path(spec.origin)
     path = path / "__main__.py" if path.is_dir() else path
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
         return ""
-
-
-def _module_file(name: str) -> Path | None:
-    """Find a module's file part by part, without importing its parent packages, which may need torch."""
-    from importlib.machinery import PathFinder
-
-    where: list[str] | None = None
-    spec = None
-    for part in name.split("."):
-        spec = PathFinder.find_spec(part, where)
-        if spec is None:
-            return None
-        where = list(spec.submodule_search_locations or [])
-    return Path(spec.origin) if spec is not None and spec.origin else None

@@ -7,22 +7,20 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise.launch.elastic.client import Client
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["SplitBrain", "Standing", "standing_from"]
+__all__ = ["SplitBrain", "Standing"]
 
 _AGAIN_S = 2.0
 _ANSWER_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Standing:
+class Standing(NamedTuple):
     """Ranks two rendezvous of one run, compared field by field; the greater one stays.
 
     Attributes:
@@ -38,18 +36,6 @@ class Standing:
     place: int
     host: str
     id: str
-
-
-def standing_from(message: Mapping[str, Any]) -> Standing:
-    """Read a standing.
-
-    Raises:
-        KeyError: a field is missing.
-        TypeError: a field has the wrong type.
-        ValueError: a field has an invalid value.
-    """
-    numbers = {name: int(message[name]) for name in ("at_work", "number", "place")}
-    return Standing(**numbers, host=str(message["host"]), id=str(message["id"]))
 
 
 class SplitBrain:
@@ -97,12 +83,9 @@ class SplitBrain:
         """Compare with a rendezvous that asks; return the answer, None if it gets none."""
         if message.get("run") != self._run or self._membership.phase == "over":
             return None
-        own = self._message("standing")
+        own = self._standing()
         self._compare(message)
-        return own
-
-    def _message(self, kind: str) -> dict[str, Any]:
-        return {"kind": kind, "run": self._run, **asdict(self._standing())}
+        return {"kind": "standing", "standing": own}
 
     def _standing(self) -> Standing:
         members = self._membership
@@ -111,7 +94,7 @@ class SplitBrain:
 
     def _compare(self, message: Mapping[str, Any]) -> None:
         """Compare with another rendezvous of this run: if the other one ranks higher, all nodes go there."""
-        other = standing_from(message)
+        other = Standing(*message["standing"])
         if other.id != self._id and other > self._standing() and self._membership.phase != "over":
             self._moved(other.host)
 
@@ -132,7 +115,7 @@ class SplitBrain:
                     name,
                     self._token,
                     self._loop,
-                    lambda: self._message("probe"),
+                    lambda: {"kind": "probe", "run": self._run, "standing": self._standing()},
                     obey=partial(self._hear, name),
                     ended=partial(self._drop, name),
                 )

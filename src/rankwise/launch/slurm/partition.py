@@ -50,12 +50,18 @@ class Partition:
         done = slurm_command("scontrol", "--oneliner", "show", "partition")
         if done.returncode:
             raise ConfigError(f"Slurm does not answer: {(done.stderr or done.stdout).strip()}")
-        known = {found.name: found for line in done.stdout.splitlines() if (found := cls._read(line)).name}
-        wanted = [name for name, found in known.items() if found.is_default] if names is None else names.split(",")
+        known = {one.name: one for line in done.stdout.splitlines() if (one := cls._read(line)).name}
+        wanted = [name for name, one in known.items() if one.is_default] if names is None else names.split(",")
+        found = []
         for name in wanted:
             if name not in known:
                 raise ConfigError(f"no partition {name!r} here; there are {', '.join(sorted(known))}")
-        return [_with_nodes(known[name]) for name in wanted]
+            done = slurm_command("sinfo", "--noheader", "--exact", f"--partition={name}", "--format=%c|%G")
+            rows = [line.partition("|") for line in done.stdout.splitlines()]
+            cpus = max((int(row[0].strip()) for row in rows if row[0].strip().isdigit()), default=None)
+            gpus = max((num_gpus(row[2]) for row in rows), default=None)
+            found.append(replace(known[name], node_cpus=cpus, node_gpus=gpus))
+        return found
 
     @classmethod
     def _read(cls, line: str) -> Self:
@@ -111,14 +117,6 @@ class Partition:
 
 def _exceeds(wanted: int | None, limit: int | None) -> bool:
     return wanted is not None and limit is not None and wanted > limit
-
-
-def _with_nodes(partition: Partition) -> Partition:
-    done = slurm_command("sinfo", "--noheader", "--exact", f"--partition={partition.name}", "--format=%c|%G")
-    rows = [line.partition("|") for line in done.stdout.splitlines()]
-    cpus = [int(row[0].strip()) for row in rows if row[0].strip().isdigit()]
-    gpus = [num_gpus(row[2]) for row in rows]
-    return replace(partition, node_cpus=max(cpus, default=None), node_gpus=max(gpus, default=None))
 
 
 def num_gpus(gres: str) -> int:
