@@ -188,7 +188,7 @@ LEFT_ALONE = {
     "a helper tells it": STOP_ON_ONE_RANK.replace(
         "        if idle >", "        share_from_main(idle)\n        if idle >"
     ),
-    "all ranks count": STOP_ON_ONE_RANK.replace("if rank == 0:", "if loss:"),
+    "all ranks count": STOP_ON_ONE_RANK.replace("if rank == 0:", "dist.all_reduce(loss)\n        if patience:"),
     "all ranks ask the object": STOP_BY_AN_OBJECT.replace("if rank == 0:", "if loss:"),
     "it is set before the loop": STOP_ON_ONE_RANK.replace(_COUNTED, "            print(loss)\n"),
     "draws are shared out": DRAWN_FROM_ALL.replace("RandomSampler(data)", "OfMyRank(data)"),

@@ -63,7 +63,7 @@ def is_on_all(module: Module, place: Place) -> bool:
 
 
 def _is_kept(module: Module, place: Place, depth: int = 4) -> bool:
-    """Whether a test of the rank, or one that may hide it, or a lock stands around a place or a call that leads there."""
+    """Whether a test of the rank, or one that may hide it, or a lock stands around a place or a call of it."""
     scope = _function(place.scope)
     if place.side or is_in_turn(place) or any(_may_ask(module, branch, place.scope) for branch in place.branches):
         return True

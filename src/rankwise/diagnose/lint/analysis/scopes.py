@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rankwise.diagnose.lint.analysis.guards import Side
 from rankwise.diagnose.lint.analysis.names import last
 
-__all__ = ["Binding", "Branch", "Call", "Exit", "Place", "Scope"]
+__all__ = ["Binding", "Branch", "Call", "Exit", "Place", "Scope", "excludes"]
 
 
 @dataclass(slots=True, eq=False)
@@ -159,3 +159,9 @@ class Exit:
 
     node: ast.stmt
     place: Place
+
+
+def excludes(one: Place, other: Place) -> bool:
+    """Whether two places lie in different branches of one `if`."""
+    sides = {branch.node: branch.taken for branch in other.branches}
+    return any(sides.get(branch.node, branch.taken) is not branch.taken for branch in one.branches)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import READERS, names_behind, names_of
+from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
     LOADER,
@@ -19,10 +19,10 @@ from rankwise.diagnose.lint.analysis.facts import (
     names_in,
     without_keyword,
 )
-from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.shares import gone_through
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Fix, Hit, rule
 
@@ -55,16 +55,6 @@ def _loops_and_names(module: Module) -> list[tuple[ast.stmt, set[str]]]:
         for loop in loops_that_train(module)
         if loop in around
     ]
-
-
-def gone_through(module: Module, loop: ast.stmt) -> set[str]:
-    """Return the names that a loop goes through: ``for x in tqdm(loader)``, or ``next(batches)`` in its body."""
-    names = names_in(loop.iter) if isinstance(loop, ast.For) else set()
-    nexts = (call for call in module.methods("next") if loop in call.place.loops)
-    names |= {name for call in nexts for part in call.node.args[:1] for name in names_in(part)}
-    made = (found for found in module.bindings if last(found.text) in names and isinstance(found.value, ast.Call))
-    read = (found.value for found in made if last(text_of(found.value.func)) in READERS)  # type: ignore[union-attr]
-    return names | {name for value in read for name in names_in(value)}
 
 
 def _wraps_only(module: Module) -> bool:
@@ -181,30 +171,6 @@ def stream_of(module: Module, call: Call) -> list[ast.expr | ast.ClassDef]:
     return [*classes, made] if "torch.utils.data.IterableDataset" in named else []
 
 
-def is_shared(module: Module, sampler: ast.expr | None, place: Place) -> bool:
-    """Whether a loader's sampler gives each rank a share wherever there are several ranks."""
-    bound: list[Binding] = []
-    if isinstance(sampler, ast.Name | ast.Attribute):
-        bound = list(module.bindings_of(text_of(sampler), place.scope))
-    tests = [branch.test for found in bound for branch in found.place.branches if branch not in place.branches]
-    shared, alone = False, False
-    for value in [found.value for found in bound] or [sampler]:
-        for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
-            shares = _shares(module, part)
-            shared, alone = shared or shares, alone or not shares
-        tests += [value.test] if isinstance(value, ast.IfExp) else []
-    # what decides is the way of running, not the part of the data
-    return shared and not (alone and any(not is_mode_test(test) or _PARTS.search(ast.unparse(test)) for test in tests))
-
-
-def _shares(module: Module, node: ast.expr | None) -> bool:
-    """Whether a sampler gives each rank a share: torch's, or one that says so in its name."""
-    if not isinstance(node, ast.Call):
-        return False
-    return module.name_of(node.func) == SAMPLER or re.search(r"Distributed\w*Sampler$", text_of(node.func)) is not None
-
-
-_PARTS = re.compile(r"train|split|phase|val\b|valid|eval|test", re.IGNORECASE)
 HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 _MODES = re.compile(r"dist|ddp|sampler|world|rank|gpu|multi|parallel", re.IGNORECASE)
 

@@ -20,8 +20,9 @@ from rankwise.diagnose.lint.analysis.facts import (
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope
+from rankwise.diagnose.lint.analysis.shares import gone_through
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.lint.rules.data.data import HELD_OUT, gone_through
+from rankwise.diagnose.lint.rules.data.data import HELD_OUT
 
 # what has an epoch of its own, and tells no sampler
 _OF_DATA = re.compile(

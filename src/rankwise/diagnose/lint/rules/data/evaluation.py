@@ -6,24 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
-from rankwise.diagnose.lint.analysis.facts import LOADER, names_in, runs_on_several
+from rankwise.diagnose.lint.analysis.facts import names_in, runs_on_several
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.shares import evaluations, is_of_share, is_reduction, reduces
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.rules.data.data import gone_through, is_shared
 
-_REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluator", re.IGNORECASE)
-_SHOWS = re.compile(r"^(log|print|write|track|save|init|format|display|plot|show|record|update|report)_")
-_PLAIN = ("dict", "list", "defaultdict", "OrderedDict", "AverageMeter")
 _METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(Meter|Averager)?s?", re.IGNORECASE)
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
-_NO_REDUCTION = re.compile(r"cuda\.synchronize$|convert_sync_batchnorm$")
-# what is asked of a dict or a list of numbers, or computes those of one batch
-_PLAIN_METHOD = re.compile(r"(keys|values|items|get|append|extend)$|eval|calc|measure")
-# a slice, or a range, from the rank in steps of the number of ranks
-_STRIDE = re.compile(r"\[[\w.]*rank(\(\))?::|\brange\([\w.]*rank(\(\))?, ", re.IGNORECASE)
 
 
 @rule(
@@ -66,27 +57,16 @@ def evaluate(model, held_out):
 def evaluation_of_share(module: Module) -> Iterator[Hit]:
     """A number of a loader that is shared out, which nothing adds up on its way."""
     yield from _logged_by_lightning(module)
-    for numbers in numbers_of_share(module):
-        yield Hit(numbers[0], {"what": ast.unparse(numbers[0])})
-
-
-def numbers_of_share(module: Module) -> list[list[ast.expr]]:
-    """Return what is made of each evaluation of a share of the data that nothing adds up; the one to report first."""
-    if "numbers of share" in module.cache:
-        return module.cache["numbers of share"]  # type: ignore[return-value]
-    shared, found = _shared_loaders(module), []
-    for loop, scope in _evaluations(module) if shared else ():
+    for loop, scope in evaluations(module):
         numbers = sorted(_results(module, loop, scope), key=position)
         numbers.sort(key=lambda each: each.lineno <= (loop.end_lineno or 0))  # what is shown in the loop counts less
         if (
             numbers
-            and not _reduces(module, scope, summed=isinstance(numbers[0], ast.BinOp))
-            and names_behind(module, gone_through(module, loop), scope) & shared
+            and not reduces(module, scope, summed=isinstance(numbers[0], ast.BinOp))
+            and is_of_share(module, loop, scope)
             and not _reduced_by_callers(module, scope)
         ):
-            found.append(numbers)
-    module.cache["numbers of share"] = found
-    return found
+            yield Hit(numbers[0], {"what": ast.unparse(numbers[0])})
 
 
 _MODELS = re.compile(r"loss|criterion|objective|model|net|forward|backbone|head|coder", re.IGNORECASE)
@@ -105,7 +85,7 @@ def _logged_by_lightning(module: Module) -> Iterator[Hit]:
         parts = [part for node in (value, made) if node is not None for part in ast.walk(node)]
         fields = [text_of(part) for part in parts if isinstance(part, ast.Attribute) and part is not call.node.func]
         held = any(text.startswith("self.") and not _MODELS.search(last(text)) for text in fields)
-        if call.keyword("sync_dist") or held or _reduces(module, scope):
+        if call.keyword("sync_dist") or held or reduces(module, scope):
             continue
         seen.add(scope)
         yield Hit(call.node.func, {"what": ast.unparse(value) if value is not None else call.text})
@@ -196,37 +176,14 @@ def _is_meter(module: Module, text: str, scope: Scope) -> bool:
     if not made or len(makers) < len(made) or not all(_METER.fullmatch(last(text)) for text in makers):
         return False
     owners = [module.top.functions.get(text) for text in makers]
-    return not any(_reduces(module, method) for owner in owners if owner for method in owner.functions.values())
-
-
-def _reduces(module: Module, scope: Scope, depth: int = 3, *, summed: bool = False) -> bool:
-    """Whether a function adds up over the ranks: by itself, or in what it calls."""
-    calls = (call for call in scope.calls if not summed or call.method != "compute" or call.node.args)
-    return any(_is_reduction(module, call, depth) for call in calls)  # metric.compute() adds up nobody else's sums
-
-
-def _is_reduction(module: Module, call: Call, depth: int = 3) -> bool:
-    # a metric is made here, and asked further down
-    if _NO_REDUCTION.search(call.text) or re.match(r"[A-Z]\w*Metrics?\w*$", call.method):
-        return False
-    found = module.scope_of(call) if depth else None
-    if found is not None:
-        return _reduces(*found, depth - 1)
-    if _REDUCES.search(call.method):
-        return _SHOWS.search(call.method) is None and not call.name.startswith("sklearn.")
-    if not re.search("metric|evaluator", call.base, re.IGNORECASE) or _PLAIN_METHOD.match(call.method):
-        return False
-    # a dict of numbers may be called metrics, too
-    made = module.value(getattr(call.node.func, "value", None), call.place.scope)
-    plain = isinstance(made, ast.Dict | ast.List) or (isinstance(made, ast.Call) and last(text_of(made.func)) in _PLAIN)
-    return not plain and not call.name.startswith("sklearn.")
+    return not any(reduces(module, method) for owner in owners if owner for method in owner.functions.values())
 
 
 def _reduced_by_callers(module: Module, scope: Scope, depth: int = 2) -> bool:
     """Whether what calls an evaluation may add up what it returns; where it does not show, by any call of the file."""
     callers = module.callers(scope)
     if not callers:
-        return any(_is_reduction(module, call, 0) for call in module.calls if call.place.scope is not scope)
+        return any(is_reduction(module, call, 0) for call in module.calls if call.place.scope is not scope)
     return any(_reduced_behind(module, call, scope, depth) for call in callers)
 
 
@@ -246,40 +203,4 @@ def _reduced_behind(module: Module, call: Call, scope: Scope, depth: int = 2) ->
     behind = [found for found in outer.calls if position(found.node) > position(call.node)]
     inside = [found for found in outer.calls if found.place.stmt is stmt and found is not call]
     inside += [found for found in behind if names_in(found.node) & names]
-    return any(_is_reduction(module, found) for found in inside)
-
-
-def _shared_loaders(module: Module) -> set[str]:
-    """Return the names of loaders for evaluation that give each rank a share."""
-    found: set[str] = set()
-    for call in module.named(LOADER):
-        data = module.value(call.argument("dataset", 0), call.place.scope)
-        strided = data is not None and _STRIDE.search(ast.unparse(data)) is not None
-        if strided or is_shared(module, call.argument("sampler", 3), call.place):
-            found |= names_of(module, call)
-    if "accelerate.Accelerator" in module.by_name:  # its prepare() shares loaders out by itself
-        made = {name for loader in module.named(LOADER) for name in names_of(module, loader)}
-        found |= {name for call in module.methods("prepare") for arg in call.node.args for name in names_in(arg) & made}
-    return found - {"self", ""}
-
-
-def _evaluations(module: Module) -> Iterator[tuple[ast.For, Scope]]:
-    """Yield the loops over batches without a backward pass that run the model without gradients."""
-    quiet: dict[ast.For, Scope] = {}
-    for call in module.calls:
-        for loop in call.place.loops:
-            if isinstance(loop, ast.For) and loop not in quiet and _is_quiet(call):
-                quiet[loop] = call.place.scope
-    backs = list(module.methods("backward", "step"))
-    for loop, scope in quiet.items():
-        if not any(loop in call.place.loops for call in backs):
-            yield loop, scope
-
-
-def _is_quiet(call: Call) -> bool:
-    withs = (ast.unparse(item.context_expr) for with_ in call.place.withs for item in with_.items)
-    decorators = getattr(call.place.scope.node, "decorator_list", ())
-    texts = (*withs, *(ast.unparse(each) for each in decorators))
-    # or no backward pass in a function that has told the model to evaluate
-    told = any(each.method == "eval" and not each.node.args for each in call.place.scope.calls)
-    return told or any(re.search("no_grad|inference_mode", text) for text in texts)
+    return any(is_reduction(module, found) for found in inside)

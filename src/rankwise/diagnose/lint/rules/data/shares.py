@@ -22,9 +22,10 @@ from rankwise.diagnose.lint.analysis.guards import LOCAL_RANK_NAMES, is_local_ra
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.shares import is_shared
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.rules.data.data import HELD_OUT, is_shared, stream_of
+from rankwise.diagnose.lint.rules.data.data import HELD_OUT, stream_of
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _SHARES = re.compile(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.collective_calls import collective_after, collectives
+from rankwise.diagnose.lint.analysis.effects import runs_ranks
 from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
     guard_of,
@@ -17,13 +17,14 @@ from rankwise.diagnose.lint.analysis.facts import (
     loops_of_epochs,
     loops_that_train,
     names_in,
+    runs_on_several,
 )
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
+from rankwise.diagnose.lint.analysis.shares import is_own_at
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.lint.rules.data.evaluation import numbers_of_share
 
 
 @rule(
@@ -108,11 +109,9 @@ def _left_programs(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
 def _by_own_state(module: Module, place: Place, loops: set[ast.stmt]) -> str:
     """Return by what a rank leaves a loop, under no test of the rank, if other ranks need not have the same."""
     if name := _own_number(module, place, loops, place.loops[-1:]):
-        return f"{name}, a number of this rank's own batch,"
+        return f"{name}, a number of this rank's own batches,"
     if name := _decided_by_one(module, place, loops):
         return f"{name}, which only the main rank sets,"
-    if name := _decided_by_share(module, place, loops):
-        return f"{name}, which follows from this rank's share of an evaluation,"
     return ""
 
 
@@ -167,39 +166,15 @@ def _goes_on(module: Module, place: Place) -> bool:
 
 
 def _own_number(module: Module, place: Place, loops: set[ast.stmt], left: tuple[ast.stmt, ...]) -> str:
-    """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does."""
-    if not wraps(module) or has_framework(module):
+    """Return what decides to leave a loop of training, if it follows from this rank's own batches; else ""."""
+    if not left or not place.branches or not runs_ranks(module) or runs_on_several(module):
         return ""
-    around = next((loop for loop in reversed(left) if loop in loops), None)
-    if around is None:
+    around = next((loop for loop in reversed(left) if loop in loops | loops_of_epochs(module)), None)
+    branch = place.branches[-1]
+    if around is None or not _within(branch.node, around):
         return ""
-    test = place.branches[-1].test if place.branches else None
-    if test is None or place.branches[-1].node not in ast.walk(around):
-        return ""
-    shared = {name for call in collectives(module) for part in call.node.args for name in names_in(part)}
-    for part in ast.walk(test):
-        if not isinstance(part, ast.Call) or last(text_of(part.func)) not in {"item", "isnan", "isfinite", "isinf"}:
-            continue
-        names = names_in(part)
-        own = any("loss" in name.lower() for name in names) and not names & shared
-        if own and not _is_shared(module, part, place.scope):
-            return ast.unparse(part)
-    return ""
-
-
-def _is_shared(module: Module, node: ast.expr, scope: Scope, depth: int = 2) -> bool:
-    """Whether a number may be that of all ranks: what made it, or a name in it, reduces."""
-    for part in ast.walk(node):
-        if isinstance(part, ast.Call) and _SHARED.search(last(text_of(part.func))):
-            return True
-        found = module.binding(part.id, scope, before=node) if depth and isinstance(part, ast.Name) else None
-        if (
-            found is not None
-            and found.value is not None
-            and _is_shared(module, found.value, found.place.scope, depth - 1)
-        ):
-            return True
-    return False
+    own = [part for part in ast.walk(branch.test) if isinstance(part, ast.Name | ast.Attribute | ast.Call)]
+    return next((ast.unparse(part) for part in own if is_own_at(module, part, place)), "")
 
 
 def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
@@ -233,51 +208,6 @@ def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stm
     left, around = place.loops[-1], loops_around(module)
     trained = any(left is loop or left in around[loop][1] for loop in loops if loop in around)
     return left if trained and place.branches[-1].node in ast.walk(left) else None
-
-
-def _decided_by_share(module: Module, place: Place, loops: set[ast.stmt]) -> str:
-    """Return the name by which a rank leaves a loop of training, where it follows from an evaluation of its own share."""
-    left = _trained_loop(module, place, loops)
-    shares = [each for numbers in numbers_of_share(module) for each in numbers] if left is not None else []
-    if left is None or not shares:
-        return ""
-    makers = {
-        scope for scope in module.scopes if scope.is_function and any(each in ast.walk(scope.node) for each in shares)
-    }
-    makers.discard(place.scope)
-    bound = [each for each in module.bindings if left in each.place.loops and each.place.scope is place.scope]
-    # `stopper(loss)` changes stopper.early_stop; what is imported or built in keeps nothing
-    known = {*place.scope.params, *(each.text.partition(".")[0] for each in module.bindings)} - set(dir(builtins))
-    calls = [call for call in place.scope.calls if left in call.place.loops and call.base != "self"]
-    calls = [call for call in calls if call.text.partition(".")[0] in known and not call.name]
-    own: set[str] = set()
-    while True:
-        more = {
-            last(each.text)
-            for each in bound
-            if _is_own(module, getattr(each.place.stmt, "value", None), own, shares, makers)
-            or any(names_in(at.test) & own for at in each.place.branches if at.node in ast.walk(left))
-        }
-        more |= {
-            last(call.base or call.text)
-            for call in calls
-            for part in call.node.args
-            if _is_own(module, part, own, shares, makers)
-        }
-        if more <= own:
-            break
-        own |= more
-    told = (names_in(call.node) for call in place.scope.calls if _SHARED.search(call.method))
-    deciding = sorted(names_in(place.branches[-1].test) & own)
-    return deciding[0] if deciding and not any(names & own for names in told) else ""
-
-
-def _is_own(module: Module, value: ast.expr | None, own: set[str], shares: list[ast.expr], makers: set[Scope]) -> bool:
-    """Whether a value takes a number that is known to be a rank's own, or makes one."""
-    parts = [] if value is None else [*ast.walk(value)]
-    called = (module.call_of.get(part) for part in parts if isinstance(part, ast.Call))
-    made = any(call is not None and module.local_function(call) in makers for call in called)
-    return made or bool(names_in(value) & own) or any(part in shares for part in parts)
 
 
 _SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import is_const
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place, Scope
+from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope, excludes
 from rankwise.diagnose.lint.analysis.wrapped import DEVICE_MOVES, Wrap, is_rebound, known_wraps, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -50,12 +50,6 @@ def later_methods(module: Module, wrap: Wrap) -> list[Scope]:
     for scope in (*methods, *methods):
         early |= {call.method for call in scope.calls} if scope.name in early else set()
     return [scope for scope in methods if scope.name not in early and wrap.text not in scope.bindings]
-
-
-def excludes(one: Place, other: Place) -> bool:
-    """Whether two places lie in different branches of one `if`."""
-    sides = {branch.node: branch.taken for branch in other.branches}
-    return any(sides.get(branch.node, branch.taken) is not branch.taken for branch in one.branches)
 
 
 def _is_dtype_move(module: Module, call: Call) -> bool:

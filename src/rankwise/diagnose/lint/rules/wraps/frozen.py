@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import names_in, training_loops
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Place, Scope
+from rankwise.diagnose.lint.analysis.scopes import Place, Scope, excludes
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps
 from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.rules.wraps.after_wrap import bindings_behind, calls_behind, excludes
+from rankwise.diagnose.lint.rules.wraps.after_wrap import bindings_behind, calls_behind
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
