@@ -4,6 +4,7 @@ import collections
 import functools
 import json
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -87,6 +88,14 @@ def test_what_a_function_uses_and_cannot_be_sent_is_named():
         return inner()
 
     assert guilty(fn=train).endswith("train, which uses inner, which uses held.locks[0]")
+
+
+def test_without_cloudpickle_it_is_named_as_well(monkeypatch):
+    """A function that is sent by name is not to blame for its arguments."""
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    assert guilty([threading.Lock()], fn=json.dumps) == "argument args[0][0] of dumps"
+    with pytest.raises(ConfigError, match="pip install cloudpickle"):
+        pack_call(lambda: 1, (threading.Lock(),), {})
 
 
 def test_a_value_that_holds_itself_is_searched_once():

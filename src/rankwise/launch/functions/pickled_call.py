@@ -64,19 +64,17 @@ class _Packer:
 
     def dumps(self, value: Any) -> bytes:
         """Pickle; use cloudpickle if the standard pickler fails, or if a fresh interpreter could not unpickle."""
+        problem: Exception | None = None
         if self.by_value is None:
             buffer = io.BytesIO()
             watcher = _Watcher(buffer)
             try:
                 watcher.dump(value)
-            except Exception:  # noqa: BLE001  (whatever it is, cloudpickle gets its turn)
-                return self._cloudpickle(value)
+            except Exception as error:  # noqa: BLE001  (whatever it is, cloudpickle gets its turn)
+                problem = error
             data = buffer.getvalue()
-            if not watcher.meets_guarded and (self.main is not None or _MAIN.encode() not in data):
+            if problem is None and not watcher.meets_guarded and (self.main is not None or _MAIN.encode() not in data):
                 return data
-        return self._cloudpickle(value)
-
-    def _cloudpickle(self, value: Any) -> bytes:
         try:
             import cloudpickle
         except ImportError:
@@ -84,7 +82,7 @@ class _Packer:
                 f"{self.name} cannot be imported by a fresh interpreter (it is a lambda, a closure, or defined in a "
                 'notebook or under if __name__ == "__main__":): put it into a module or above that line, or '
                 "pip install cloudpickle, which sends it by value"
-            ) from None
+            ) from problem
         if self.by_value is None:
             return bytes(cloudpickle.dumps(value))
         cloudpickle.register_pickle_by_value(self.by_value)
@@ -161,15 +159,17 @@ def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping
     """Pickle a call; raise an error that names the part that cannot be sent, and say what is large."""
     try:
         call = packer.dumps((fn, args, dict(kwargs)))
-    except ConfigError:
-        raise
     except Exception as error:
+        without_cloudpickle = isinstance(error, ConfigError)
+        reason = error.__cause__ if without_cloudpickle else error
+        if without_cloudpickle and (fn is not None or reason is None):
+            raise
         for path, value in (("", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *kwargs.items()):
             if not pickled_size(value, packer.dumps):
                 where, guilty = find_unsendable(value, path, packer.dumps)
                 what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
                 raise ConfigError(
-                    f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; create it on each rank"
+                    f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {reason}; create it on each rank"
                 ) from error
         raise
     if len(call) > _HEAVY_BYTES and fn is not None:  # large arguments are intended, and not reported
