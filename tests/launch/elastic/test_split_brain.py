@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rankwise.launch.elastic import split_brain
-from rankwise.launch.elastic.client import Client
+from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes

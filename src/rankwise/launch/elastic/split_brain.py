@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from rankwise.launch.elastic.client import Client
+from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.local.loop import Loop
 

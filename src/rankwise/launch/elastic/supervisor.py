@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankwise.errors import LaunchError
-from rankwise.launch.elastic.client import Client
+from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.discovery import Discovery, StoppedWhileWaiting
 from rankwise.launch.elastic.hang import INQUIRY_KINDS, obey_inquiry

@@ -64,14 +64,15 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
         gone = {end.rank: end.left_s for end in ends if end.left_s is not None and end.left_s < until_s}
         if gone:
             return _left_early(next(end for end in ends if end.rank == min(gone, key=gone.__getitem__)), first)
-    return Failure(
-        rank=first.rank,
-        headline=_headline(first),
-        detail=first.report.traceback if first.report is not None else first.crash,
-        # the supervisor may have stopped it together with the others during its exit
-        status=first.status if first.report is None else first.report.exitcode,
-        exitcode=_exitcode(first),
-    )
+    if first.report is not None:
+        # not its status: the supervisor may have stopped it together with the others during its exit
+        status = exitcode = first.report.exitcode
+        detail = first.report.traceback
+    else:
+        assert first.status is not None  # it has failed
+        status, detail = first.status, first.crash
+        exitcode = 128 - status if status < 0 else status
+    return Failure(rank=first.rank, headline=_headline(first), detail=detail, status=status, exitcode=exitcode)
 
 
 def _left_early(gone: RankEnd, waiting: RankEnd) -> Failure:
@@ -84,7 +85,7 @@ def _left_early(gone: RankEnd, waiting: RankEnd) -> Failure:
         detail=waiting.report.traceback,
         witness=waiting.rank,
         status=status,
-        exitcode=_exitcode(waiting),
+        exitcode=waiting.report.exitcode,
     )
 
 
@@ -104,11 +105,3 @@ def _headline(end: RankEnd) -> str:
         "SIGBUS": ": often a full /dev/shm, or a file that became shorter while it was mapped",
     }.get(name, "")
     return f"was ended by {name}{hint}"
-
-
-def _exitcode(end: RankEnd) -> int:
-    if end.report is not None:
-        return end.report.exitcode
-    if end.status is None:
-        return 1
-    return 128 - end.status if end.status < 0 else end.status

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankwise.launch.elastic.client import Client
+from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.hang import HangDetector, obey_inquiry
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
