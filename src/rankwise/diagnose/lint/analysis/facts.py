@@ -32,6 +32,7 @@ __all__ = [
     "is_fixed",
     "is_handed_over",
     "is_in_turn",
+    "is_unseen_training",
     "loops_around",
     "loops_of_epochs",
     "loops_that_train",
@@ -244,7 +245,7 @@ def loops_of_epochs(module: Module) -> set[ast.stmt]:
         around = loops_around(module)
         loops = {outer for loop in loops_that_train(module) for outer in (loop, *around.get(loop, (None, ()))[1])}
         scopes, done = {call.place.scope for call in module.methods("backward")}, set[Scope]()
-        calls = [call for call in module.calls if call.place.loops and _is_unseen_training(module, call)]
+        calls = [call for call in module.calls if call.place.loops and is_unseen_training(module, call)]
         while scopes or calls:
             scope = scopes.pop() if scopes else None
             if scope is not None and not _NO_TRAINING.search(scope.name):
@@ -259,7 +260,7 @@ def loops_of_epochs(module: Module) -> set[ast.stmt]:
     return found  # type: ignore[return-value]
 
 
-def _is_unseen_training(module: Module, call: Call) -> bool:
+def is_unseen_training(module: Module, call: Call) -> bool:
     """Whether a function of another file is called that trains, by its name, and is given something to train with."""
     return (
         _TRAINS.fullmatch(call.method) is not None and len(call.node.args) > 1 and module.local_function(call) is None
