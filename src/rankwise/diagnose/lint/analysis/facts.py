@@ -98,14 +98,25 @@ def runs_alone(module: Module) -> bool:
 
 def spawns(module: Module) -> list[Call]:
     """Return the calls that start ranks as processes of this one."""
-    return list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
+    found = list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
+    for call in module.methods("Process"):
+        target = module.top.functions.get(text_of(call.argument("target") or call.node.func))
+        if target and any(each.name == "torch.distributed.init_process_group" for each in target.calls):
+            found.append(call)
+    return found
 
 
 def is_handed_over(module: Module, scope: Scope) -> bool:
     """Whether a function is given by its name to what starts ranks with it."""
     starters = module.methods("spawn", "start_processes", "Process", "launch", "notebook_launcher", "elastic_launch")
-    parts = [part for call in starters for part in (*call.node.args, *(word.value for word in call.node.keywords))]
-    return any(isinstance(part, ast.Name) and part.id == scope.name for part in parts)
+    return any(scope.name in _handed_by(call) for call in starters)
+
+
+def _handed_by(call: Call) -> set[str]:
+    """Return the names that a call is given, by themselves or among the arguments of what it starts."""
+    given = [*call.node.args, *(word.value for word in call.node.keywords)]
+    inside = [each for part in given for each in (part.elts if isinstance(part, ast.Tuple | ast.List) else [part])]
+    return {part.id for part in inside if isinstance(part, ast.Name)}
 
 
 def is_in_turn(place: Place) -> bool:
@@ -133,10 +144,7 @@ def _scopes_before_ranks(module: Module) -> set[Scope]:
     if not spawned or not starts or not all(scope.is_function for scope in starts):
         return set()
     # a function that is handed over by name may be what the ranks run
-    handed = {part.id for call in module.calls for part in call.node.args if isinstance(part, ast.Name)}
-    handed |= {
-        word.value.id for call in module.calls for word in call.node.keywords if isinstance(word.value, ast.Name)
-    }
+    handed = {name for call in module.calls for name in _handed_by(call)}
     callers = {scope: [call.place for call in module.callers(scope)] for scope in module.scopes if scope.is_function}
     found = {scope for scope in spawned if scope.is_function} - starts
     while True:
