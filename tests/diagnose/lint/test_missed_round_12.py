@@ -207,6 +207,19 @@ def main(net, data, shown, rank, optimizer):
     train(model, batches, optimizer)
     look(model, pictures)
 """,
+    "a data set that says which part of the data it is, and one that skips by the rank on the node": HEAD
+    + """
+from shown import Shown
+
+def main(net, local_rank, world_size, optimizer, number):
+    model = DDP(net, device_ids=[local_rank])
+    held_out = Shown(split="val", skip=local_rank * (number // world_size))  #> local-rank-shard
+    batches = DataLoader(Shown(split="train"))  #> missing-sampler
+    for x in batches:
+        model(x).mean().backward()
+        optimizer.step()
+    return held_out
+""",
 }
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
     has_framework,
-    has_rank,
     is_before_ranks,
     is_const,
     is_handed_over,
@@ -26,6 +25,7 @@ from rankwise.diagnose.lint.analysis.facts import (
 from rankwise.diagnose.lint.analysis.guards import RANK_NAMES
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.ranked import has_rank
 from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 

@@ -27,7 +27,7 @@ from rankwise.diagnose.lint.analysis.shares import gone_through
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Fix, Hit, rule
 
-_SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
+_SHARDS = re.compile(r"rank|world|shard|replica|worker|split(?!\w*=)", re.IGNORECASE)  # not `split="train"`
 _SHARDED_MODELS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 # what takes a loader and shards it
 _PRIVATE = ("make_private", "make_private_with_epsilon")
