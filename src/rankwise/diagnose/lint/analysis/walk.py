@@ -68,7 +68,8 @@ class _Walker:
         bound = list(self.module.bindings_of(text, self.scope))
         if bound:
             # `main = rank == 0` where there are several ranks, else `main = True`
-            found = next((each for each in bound if not isinstance(each.shown, ast.Constant)), bound[0])
+            others = [each for each in bound if not isinstance(each.shown, ast.Constant)]
+            found = others[0] if others and is_main_word(last(text)) else bound[0]
             # `writer = None`, and under a test of the rank `writer = Writer()`: a choice of the two
             branch = found.place.branches[-1] if found.place.branches else None
             nothing = bound[1].value if len(bound) == 2 and branch is not None and branch.side == "main" else None
