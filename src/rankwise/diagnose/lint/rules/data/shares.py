@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.aliases import names_of
+from rankwise.diagnose.lint.analysis.effects import has_rank
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
@@ -20,7 +21,6 @@ from rankwise.diagnose.lint.analysis.facts import (
 from rankwise.diagnose.lint.analysis.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.ranked import has_rank
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.shares import is_shared
 from rankwise.diagnose.lint.analysis.wrapped import wraps

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.effects import is_alike, is_on_all, runs_ranks
+from rankwise.diagnose.lint.analysis.effects import has_rank, is_alike, is_on_all, runs_ranks
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.ranked import has_rank
 from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.record import Hit, rule
 
