@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
     has_framework,
-    has_rank,
     is_before_ranks,
     is_const,
     is_handed_over,
@@ -29,7 +28,18 @@ from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 
-__all__ = ["is_alike", "is_on_all", "is_own_file", "missing_file", "runs_ranks", "starts_ranks", "writes"]
+__all__ = [
+    "has_rank",
+    "is_alike",
+    "is_on_all",
+    "is_own_file",
+    "missing_file",
+    "runs_ranks",
+    "same_on_all",
+    "seeds",
+    "starts_ranks",
+    "writes",
+]
 
 _GROUP = "torch.distributed.init_process_group"
 _LIBRARIES = ("accelerate.Accelerator", *FABRICS, "deepspeed.initialize", "deepspeed.init_distributed")
@@ -198,6 +208,51 @@ def _differs(module: Module, path: ast.expr, scope: Scope) -> bool:
 def _is_number(loop: ast.For, name: str) -> bool:
     head = f"{ast.unparse(loop.target)} in {ast.unparse(loop.iter)}"
     return re.match(rf"{name} in t?range\(|\(?{name}, .* in (enumerate\(|.*\benumerate\()", head) is not None
+
+
+# What holds the rank.
+
+
+def seeds(module: Module) -> list[Call]:
+    """Return the calls that seed a generator of this process."""
+    known = {"manual_seed", "seed", "set_seed", "seed_everything", "seed_all", "fix_seed", "manual_seed_all"}
+    return [call for call in module.calls if call.method in known and (call.node.args or call.node.keywords)]
+
+
+def same_on_all(module: Module, call: Call) -> bool:
+    """Whether a seed, as far as is seen, holds no rank: by its name, or by what its parts were bound to."""
+    parts = [*call.node.args, *(word.value for word in call.node.keywords)]
+    return not any(has_rank(module, part, call.place.scope) for part in parts)
+
+
+_RANKED = re.compile(r"rank|process_|worker|device_specific|(?<!n)(?<!num_)gpu(?!s)|seed_offset", re.IGNORECASE)
+_RANK_KEY = re.compile(r"(\w+_)?(rank|procid|localid|nodeid)", re.IGNORECASE)
+
+
+def has_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
+    """Whether an expression holds something that differs between ranks, by its names and by what they were bound to."""
+    parts = list(ast.walk(node))
+    if any(_RANKED.search(name) for name in names_in(node)):
+        return True
+    keys = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    if any(_RANK_KEY.fullmatch(key) for key in keys):  # environ["RANK"]
+        return True
+    # of an object that is asked for a field, that field counts, and not what else it was made of
+    asked = {id(part.value) for part in parts if isinstance(part, ast.Attribute)}
+    for part in (part for part in parts if depth and isinstance(part, ast.Name | ast.Attribute)):
+        for found in module.bindings_of(text_of(part), scope):
+            value = found.value if found.value is not None else getattr(found.place.stmt, "value", None)
+            if value is None or value is node or (id(part) in asked and not _is_text(value)):
+                continue
+            if has_rank(module, value, found.place.scope, depth - 1):
+                return True
+    return False
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether a value is a text or a path, which holds what it was made of."""
+    made = isinstance(node, ast.Call) and re.search(r"(Path|join|format|str)$", text_of(node.func))
+    return bool(made) or isinstance(node, ast.JoinedStr | ast.BinOp)
 
 
 # Files.

@@ -25,21 +25,19 @@ __all__ = [
     "environment_writes",
     "guard_of",
     "has_framework",
-    "has_rank",
     "is_before_ranks",
     "is_const",
     "is_distributed",
     "is_fixed",
     "is_handed_over",
     "is_in_turn",
+    "is_unseen_training",
     "loops_around",
     "loops_of_epochs",
     "loops_that_train",
     "names_in",
     "runs_alone",
     "runs_on_several",
-    "same_on_all",
-    "seeds",
     "sees_one_gpu",
     "spawns",
     "training_loops",
@@ -97,14 +95,25 @@ def runs_alone(module: Module) -> bool:
 
 def spawns(module: Module) -> list[Call]:
     """Return the calls that start ranks as processes of this one."""
-    return list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
+    found = list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
+    for call in module.methods("Process"):
+        target = module.top.functions.get(text_of(call.argument("target") or call.node.func))
+        if target and any(each.name == "torch.distributed.init_process_group" for each in target.calls):
+            found.append(call)
+    return found
 
 
 def is_handed_over(module: Module, scope: Scope) -> bool:
     """Whether a function is given by its name to what starts ranks with it."""
     starters = module.methods("spawn", "start_processes", "Process", "launch", "notebook_launcher", "elastic_launch")
-    parts = [part for call in starters for part in (*call.node.args, *(word.value for word in call.node.keywords))]
-    return any(isinstance(part, ast.Name) and part.id == scope.name for part in parts)
+    return any(scope.name in _handed_by(call) for call in starters)
+
+
+def _handed_by(call: Call) -> set[str]:
+    """Return the names that a call is given, by themselves or among the arguments of what it starts."""
+    given = [*call.node.args, *(word.value for word in call.node.keywords)]
+    inside = [each for part in given for each in (part.elts if isinstance(part, ast.Tuple | ast.List) else [part])]
+    return {part.id for part in inside if isinstance(part, ast.Name)}
 
 
 def is_in_turn(place: Place) -> bool:
@@ -132,10 +141,7 @@ def _scopes_before_ranks(module: Module) -> set[Scope]:
     if not spawned or not starts or not all(scope.is_function for scope in starts):
         return set()
     # a function that is handed over by name may be what the ranks run
-    handed = {part.id for call in module.calls for part in call.node.args if isinstance(part, ast.Name)}
-    handed |= {
-        word.value.id for call in module.calls for word in call.node.keywords if isinstance(word.value, ast.Name)
-    }
+    handed = {name for call in module.calls for name in _handed_by(call)}
     callers = {scope: [call.place for call in module.callers(scope)] for scope in module.scopes if scope.is_function}
     found = {scope for scope in spawned if scope.is_function} - starts
     while True:
@@ -244,7 +250,7 @@ def loops_of_epochs(module: Module) -> set[ast.stmt]:
         around = loops_around(module)
         loops = {outer for loop in loops_that_train(module) for outer in (loop, *around.get(loop, (None, ()))[1])}
         scopes, done = {call.place.scope for call in module.methods("backward")}, set[Scope]()
-        calls = [call for call in module.calls if call.place.loops and _is_unseen_training(module, call)]
+        calls = [call for call in module.calls if call.place.loops and is_unseen_training(module, call)]
         while scopes or calls:
             scope = scopes.pop() if scopes else None
             if scope is not None and not _NO_TRAINING.search(scope.name):
@@ -259,7 +265,7 @@ def loops_of_epochs(module: Module) -> set[ast.stmt]:
     return found  # type: ignore[return-value]
 
 
-def _is_unseen_training(module: Module, call: Call) -> bool:
+def is_unseen_training(module: Module, call: Call) -> bool:
     """Whether a function of another file is called that trains, by its name, and is given something to train with."""
     return (
         _TRAINS.fullmatch(call.method) is not None and len(call.node.args) > 1 and module.local_function(call) is None
@@ -352,48 +358,6 @@ def without_keyword(module: Module, call: Call, name: str) -> Edit | None:
         return Edit(before.start(), end, "")
     behind = re.match(r"\s*,\s*", source[end:])
     return Edit(start, end + (behind.end() if behind else 0), "")
-
-
-def seeds(module: Module) -> list[Call]:
-    """Return the calls that seed a generator of this process."""
-    known = {"manual_seed", "seed", "set_seed", "seed_everything", "seed_all", "fix_seed", "manual_seed_all"}
-    return [call for call in module.calls if call.method in known and (call.node.args or call.node.keywords)]
-
-
-def same_on_all(module: Module, call: Call) -> bool:
-    """Whether a seed, as far as is seen, holds no rank: by its name, or by what its parts were bound to."""
-    parts = [*call.node.args, *(word.value for word in call.node.keywords)]
-    return not any(has_rank(module, part, call.place.scope) for part in parts)
-
-
-_RANKED = re.compile(r"rank|process_|worker|device_specific|(?<!n)(?<!num_)gpu(?!s)|seed_offset", re.IGNORECASE)
-_RANK_KEY = re.compile(r"(\w+_)?(rank|procid|localid|nodeid)", re.IGNORECASE)
-
-
-def has_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
-    """Whether an expression holds something that differs between ranks, by its names and by what they were bound to."""
-    parts = list(ast.walk(node))
-    if any(_RANKED.search(name) for name in names_in(node)):
-        return True
-    keys = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
-    if any(_RANK_KEY.fullmatch(key) for key in keys):  # environ["RANK"]
-        return True
-    # of an object that is asked for a field, that field counts, and not what else it was made of
-    asked = {id(part.value) for part in parts if isinstance(part, ast.Attribute)}
-    for part in (part for part in parts if depth and isinstance(part, ast.Name | ast.Attribute)):
-        for found in module.bindings_of(text_of(part), scope):
-            value = found.value if found.value is not None else getattr(found.place.stmt, "value", None)
-            if value is None or value is node or (id(part) in asked and not _is_text(value)):
-                continue
-            if has_rank(module, value, found.place.scope, depth - 1):
-                return True
-    return False
-
-
-def _is_text(node: ast.expr) -> bool:
-    """Whether a value is a text or a path, which holds what it was made of."""
-    made = isinstance(node, ast.Call) and re.search(r"(Path|join|format|str)$", text_of(node.func))
-    return bool(made) or isinstance(node, ast.JoinedStr | ast.BinOp)
 
 
 def runs_on_several(module: Module) -> bool:

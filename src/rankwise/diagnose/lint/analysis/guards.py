@@ -148,6 +148,9 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
         value = lookup(text)
         if value is not None and (side := side_of(value, lookup, depth + 1)):
             return side
+        # it is so on all ranks; a field may be set from outside
+        if isinstance(test, ast.Name) and isinstance(value, ast.Constant) and value.value is True:
+            return None
         if isinstance(test, ast.Name) and test.id in _PLAIN_RANKS and is_rank(test, lookup):  # `if rank:`
             return "other"
         return "main" if is_main_word(last(text)) else None

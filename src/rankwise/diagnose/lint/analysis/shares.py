@@ -135,6 +135,10 @@ def _is_quiet(call: Call) -> bool:
 
 def is_of_share(module: Module, loop: ast.stmt, scope: Scope) -> bool:
     """Whether a loop goes through a loader that gives each rank a share."""
+    made = [module.call_of.get(part) for part in ast.walk(loop.iter)] if isinstance(loop, ast.For) else []  # type: ignore[call-overload]
+    inline = [call for call in made if call is not None and call.name == LOADER]
+    if any(is_shared(module, call.argument("sampler", 3), call.place) for call in inline):
+        return True
     return bool(names_behind(module, gone_through(module, loop), scope) & shared_loaders(module))
 
 
@@ -207,11 +211,14 @@ def _own_names(module: Module, scope: Scope, depth: int) -> set[str]:
     # what a reduction works on in place, `x = reduce(x)` among it, is that of all ranks from there on
     joined = {"self", ""}
     for call in (each for each in scope.calls if _joins(module, each)):
-        targets = names_in(ast.Tuple(getattr(call.place.stmt, "targets", [])))
-        joined |= names_in(call.node) if _is_alone(call) else names_in(call.node) & targets
-        tensors = {last(text_of(part)) for part in call.node.args if isinstance(part, ast.Name | ast.Attribute)}
+        given = {text for part in call.node.args for text in _texts(part)}
+        targets = {text for part in getattr(call.place.stmt, "targets", ()) for text in _texts(part)}
+        joined |= given if _is_alone(call) else given & targets
+        tensors = {
+            text for part in call.node.args if isinstance(part, ast.Name | ast.Attribute) for text in _texts(part)
+        }
         joined |= {
-            found.text.removeprefix("self.") for found in bound if _is_alone(call) and names_in(found.value) & tensors
+            found.text.removeprefix("self.") for found in bound if _is_alone(call) and _texts(found.value) & tensors
         }
     own -= joined
     while True:
@@ -224,6 +231,12 @@ def _own_names(module: Module, scope: Scope, depth: int) -> set[str]:
         if more <= own:
             return own
         own |= more
+
+
+def _texts(node: ast.expr | None) -> set[str]:
+    """Return the variables and fields in an expression."""
+    parts = ast.walk(node) if node is not None else ()
+    return {text_of(part).removeprefix("self.") for part in parts if isinstance(part, ast.Name | ast.Attribute)}
 
 
 def _is_alone(call: Call) -> bool:

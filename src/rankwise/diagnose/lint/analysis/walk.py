@@ -65,14 +65,16 @@ class _Walker:
         """Return what a variable was last bound to, or what a function without arguments returns, as far as is seen."""
         if text.endswith("()"):
             return self.answers.get(last(text[:-2]))
-        found = self.module.binding(text, self.scope)
-        if found is not None:
+        bound = list(self.module.bindings_of(text, self.scope))
+        if bound:
+            # `main = rank == 0` where there are several ranks, else `main = True`
+            others = [each for each in bound if not isinstance(each.shown, ast.Constant)]
+            found = others[0] if others and is_main_word(last(text)) else bound[0]
             # `writer = None`, and under a test of the rank `writer = Writer()`: a choice of the two
             branch = found.place.branches[-1] if found.place.branches else None
-            if found.value is not None and branch is not None and branch.side == "main" and branch.taken:
-                before = list(self.module.bindings_of(text, self.scope))[1:]
-                if len(before) == 1 and isinstance(none := before[0].value, ast.Constant) and none.value is None:
-                    return ast.IfExp(branch.test, found.value, none)
+            nothing = bound[1].value if len(bound) == 2 and branch is not None and branch.side == "main" else None
+            if branch and branch.taken and found.value and isinstance(nothing, ast.Constant) and nothing.value is None:
+                return ast.IfExp(branch.test, found.value, nothing)
             return found.shown
         if text in self.numbers:
             return _LOCAL_RANK

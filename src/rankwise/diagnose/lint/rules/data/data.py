@@ -14,6 +14,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     has_framework,
     is_before_ranks,
     is_const,
+    is_unseen_training,
     loops_around,
     loops_that_train,
     names_in,
@@ -21,12 +22,12 @@ from rankwise.diagnose.lint.analysis.facts import (
 )
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.shares import gone_through
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Fix, Hit, rule
 
-_SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
+_SHARDS = re.compile(r"rank|world|shard|replica|worker|split(?!\w*=)", re.IGNORECASE)  # not `split="train"`
 _SHARDED_MODELS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 # what takes a loader and shards it
 _PRIVATE = ("make_private", "make_private_with_epsilon")
@@ -36,15 +37,22 @@ _FOR_ALL = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler")
 _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
 
 
-def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
-    """Yield the calls of DataLoader whose result a training loop of the same file iterates."""
+def _trained_loaders(module: Module) -> Iterator[tuple[Call, Scope, set[str]]]:
+    """Yield the calls of DataLoader whose result is trained on, where that is, and the names by which it is used there.
+
+    A training loop of the same file iterates it, or a function of another file that trains, by its name, is given it.
+    """
     loops = _loops_and_names(module)
     for call in module.named(LOADER):
         names = names_of(module, call)
         straight = [loop for loop, _ in loops if isinstance(loop, ast.For) and call.node in ast.walk(loop.iter)]
         for loop in (*straight, *(loop for loop, used in loops if names & used)):
-            yield call, loop
+            yield call, loops_around(module)[loop][0], names_in(getattr(loop, "iter", None))
             break
+        else:
+            given = [each for each in module.calls if is_unseen_training(module, each) and names & names_in(each.node)]
+            if given and not any(HELD_OUT.search(name) for name in names):
+                yield call, given[0].place.scope, set()
 
 
 def _loops_and_names(module: Module) -> list[tuple[ast.stmt, set[str]]]:
@@ -116,13 +124,13 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
     sampled = any("Sampler" in name and name not in _FOR_ALL for name in module.by_method)
     handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
     inside = {part for call in module.methods(*_SHARDERS) for part in ast.walk(call.node)}
-    for call, loop in _trained_loaders(module):
+    for call, scope, used in _trained_loaders(module):
         names = names_of(module, call)
-        if call.node in inside or handed & names or handed & names_in(getattr(loop, "iter", None)):
+        if call.node in inside or handed & names or handed & used:
             continue
         if sampled and not (_is_shuffled(module, call) and _is_only(module, call, names)):
             continue
-        if _takes_all(module, call) and not is_before_ranks(module, loops_around(module)[loop][0]):
+        if _takes_all(module, call) and not is_before_ranks(module, scope):
             yield Hit(call.node.func)
 
 

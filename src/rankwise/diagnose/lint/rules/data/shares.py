@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.aliases import names_of
+from rankwise.diagnose.lint.analysis.effects import has_rank
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
     has_framework,
-    has_rank,
     is_before_ranks,
     is_const,
     is_distributed,
@@ -184,6 +184,14 @@ def local_rank_shard(module: Module) -> Iterator[Hit]:
             ):
                 for index, size in ((part.lower.left, part.lower.right), (part.lower.right, part.lower.left)):
                     yield from _share(module, index, size, scope)  # files[rank * share:(rank + 1) * share]
+            elif (
+                isinstance(part, ast.keyword)
+                and isinstance(part.value, ast.BinOp)
+                and isinstance(part.value.op, ast.Mult)
+            ):
+                for index, size in ((part.value.left, part.value.right), (part.value.right, part.value.left)):
+                    if isinstance(size, ast.BinOp) and isinstance(size.op, ast.FloorDiv):
+                        yield from _share(module, index, size, scope)  # skip=rank * (number // world_size)
             elif isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.NotEq):
                 for index, size in ((part.left, part.comparators[0]), (part.comparators[0], part.left)):
                     if isinstance(size, ast.BinOp) and isinstance(size.op, ast.Mod):  # number % world_size == rank

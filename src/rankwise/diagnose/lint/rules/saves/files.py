@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.effects import is_alike, is_on_all, runs_ranks
-from rankwise.diagnose.lint.analysis.facts import has_rank
+from rankwise.diagnose.lint.analysis.effects import has_rank, is_alike, is_on_all, runs_ranks
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call

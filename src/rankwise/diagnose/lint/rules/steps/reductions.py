@@ -6,7 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import has_framework, same_on_all, seeds
+from rankwise.diagnose.lint.analysis.effects import same_on_all, seeds
+from rankwise.diagnose.lint.analysis.facts import (
+    has_framework,
+)
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call

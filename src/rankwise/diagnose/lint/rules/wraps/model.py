@@ -15,9 +15,9 @@ from rankwise.diagnose.lint.analysis.facts import (
     spawns,
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
-from rankwise.diagnose.lint.analysis.module import Module
+from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Scope
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.wrapped import Wrap, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -178,7 +178,11 @@ def main(net, local_rank):
     ignore="each process sees one GPU only, by CUDA_VISIBLE_DEVICES of its launcher.",
 )  # fmt: skip
 def no_set_device(module: Module) -> Iterator[Hit]:
-    """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file."""
+    """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file.
+
+    Or such a move before a library chooses the device of the rank.
+    """
+    yield from _before_library(module)
     if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or runs_alone(module):
         return
     # a context manager that nobody enters
@@ -199,6 +203,14 @@ def no_set_device(module: Module) -> Iterator[Hit]:
         yield Hit(objects[0].node, {"text": f"the buffer of {last(objects[0].name)}"})
 
 
+def _before_library(module: Module) -> Iterator[Hit]:
+    """Yield what moves a model above the call of a library that chooses the GPU of this rank."""
+    for chooser in () if _tells_device(module) else module.named("accelerate.Accelerator", "deepspeed.initialize"):
+        above = [call for call in chooser.place.scope.calls if position(call.node) < position(chooser.node)]
+        moved = [call for call in above if _moves_bare(module, call) and last(call.base) in {"model", "net"}]
+        yield from (_moving(call) for call in moved[:1])
+
+
 def _bare_move(module: Module) -> Hit | None:
     """A model moved to a device without index, in a file that wraps one."""
     if has_framework(module) or not wraps(module):
@@ -206,21 +218,29 @@ def _bare_move(module: Module) -> Hit | None:
     models = {name for wrap in wraps(module) for name in wrap.names} | {"model", "net"}
     first: Hit | None = None
     for call in module.methods("cuda", "to"):
-        given = call.node.args[0] if call.node.args else None
-        bare = call.method == "cuda" and given is None and not call.node.keywords
-        bare |= call.method == "to" and _is_bare(module.value(given, call.place.scope))
-        # a test of whether there is a GPU, not of how the script runs
-        tests = [branch.test for branch in call.place.branches]
-        usual = all("is_available" in ast.unparse(test) and not is_mode_test(test) for test in tests)
-        targets = getattr(call.place.stmt, "targets", ())
-        moved = call.base in models or any(text_of(target) in models for target in targets)
+        moved = call.base in models or any(
+            text_of(target) in models for target in getattr(call.place.stmt, "targets", ())
+        )
         whole = not call.place.branches or moved
-        if bare and usual and whole and (moved or not any(_ids(wrap) for wrap in wraps(module))):
-            hit = Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
+        if _moves_bare(module, call) and whole and (moved or not any(_ids(wrap) for wrap in wraps(module))):
             if moved:  # rather than a batch
-                return hit
-            first = first or hit
+                return _moving(call)
+            first = first or _moving(call)
     return first
+
+
+def _moving(call: Call) -> Hit:
+    return Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
+
+
+def _moves_bare(module: Module, call: Call) -> bool:
+    """Whether a call moves something to a GPU without index, under no test of how the script runs."""
+    given = call.node.args[0] if call.node.args else None
+    bare = call.method == "cuda" and given is None and not call.node.keywords
+    bare |= call.method == "to" and _is_bare(module.value(given, call.place.scope))
+    # a test of whether there is a GPU, not of how the script runs
+    tests = [branch.test for branch in call.place.branches] if bare else []
+    return bare and all("is_available" in ast.unparse(test) and not is_mode_test(test) for test in tests)
 
 
 def _ids(wrap: Wrap) -> bool:
