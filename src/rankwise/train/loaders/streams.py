@@ -71,14 +71,14 @@ def as_held_out(data: Any, world: World, *, together: bool = False) -> BaseLoade
 def counted_samples(batches: tuple[Any, ...]) -> int:
     """Return this rank's count for a step: its samples, and for a stream whether it has more."""
     num_samples = sum(int(batch.count) for batch in batches)
-    return num_samples + (_MORE if getattr(batches[0], "more", False) else 0)
+    return num_samples + (_MORE if isinstance(batches[0], _StreamBatch) and batches[0].more else 0)
 
 
 def after_step(batch: Any, counted: int) -> tuple[int, OrderState]:
     """Return the samples of a step, and the state after it, from the sum of all ranks' counts."""
     num_more, num_samples = divmod(counted, _MORE)
     state: OrderState = batch.resume
-    if num_more or not hasattr(batch, "more"):
+    if num_more or not isinstance(batch, _StreamBatch):
         return num_samples, state
     return num_samples, replace(state, epoch=state.epoch + 1, position=0)
 
