@@ -131,14 +131,16 @@ def refuse_strategies(model: nn.Module) -> None:
     """Refuse modules that divide their work in ways that the exact step does not support.
 
     Raises:
-        ConfigError: the model contains nn.DataParallel, or a module of the first FSDP.
+        ConfigError: the model contains nn.DataParallel, a lazy module, or a module of the first FSDP.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch module, got a {type(model).__name__}")
     fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, there are none
-    for module in model.modules():
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+            raise ConfigError(f"{name} of the model has no parameters yet: run one batch through it before prepare")
         if isinstance(module, nn.DataParallel):
             raise ConfigError(
                 "nn.DataParallel computes on several devices inside one process, but rankwise runs one process per "

@@ -95,7 +95,7 @@ class ExactStep:
         self._step_fn = autocasting(step_fn, precision, self._world)
         check_model(model, self._world)
         check_optimizer(model, optimizer, self._world)
-        check_scheduler(scheduler)
+        check_scheduler(scheduler, optimizer)
         self._scheduler = scheduler
         self._max_grad_norm = max_grad_norm
         self._counted = counted
