@@ -139,7 +139,8 @@ def refuse_strategies(model: nn.Module) -> None:
         raise ConfigError(f"the model must be a torch module, got a {type(model).__name__}")
     fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, there are none
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+        own = *module.parameters(recurse=False), *module.buffers(recurse=False)
+        if any(isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)) for tensor in own):
             raise ConfigError(f"{name} of the model has no parameters yet: run one batch through it before prepare")
         if isinstance(module, nn.DataParallel):
             raise ConfigError(

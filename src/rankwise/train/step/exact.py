@@ -18,7 +18,7 @@ from rankwise.train.models.passes import held_pass
 from rankwise.train.models.sharding import watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
 from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
-from rankwise.train.step.ledger import StepReport, describe_trouble, trouble_of
+from rankwise.train.step.ledger import StepReport, describe_trouble, step_place, trouble_of
 from rankwise.train.step.output import StepOutput, on_host, read_output
 from rankwise.train.step.precision import LossScale, Precision, autocasting, make_scaler
 from rankwise.train.step.schedules import step_schedule
@@ -125,6 +125,9 @@ class ExactStep:
         try:
             outputs = self._micro_batches(window, batches, used)
             weight = window.finish()
+        except Exception as error:
+            error.add_note(f"in {step_place([batch.share for batch in batches])}")
+            raise
         finally:
             if used is not None:
                 used.close()
