@@ -379,5 +379,5 @@ def prepare_training(
         scheduler = scheduler(optimizer)
     check_model(model, world)
     check_optimizer(model, optimizer, world)
-    check_scheduler(scheduler)
+    check_scheduler(scheduler, optimizer)
     return model, optimizer, scheduler

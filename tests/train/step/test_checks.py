@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from rankwise import Order
 from rankwise.errors import ConfigError, RankwiseError
 from rankwise.testing import ArrayLoader, run_ranks
-from rankwise.train import ExactStep, Trainer, Window, prepare
+from rankwise.train import BySamples, ExactStep, Trainer, Window, prepare
 from rankwise.train.models.sharding import Prepared, note_prepared
 from rankwise.world import World
 
@@ -189,6 +189,45 @@ def test_schedulers_that_want_a_value_are_refused():
         make_trainer(model, optimizer, scheduler=plateau)
     with pytest.raises(ConfigError, match="scheduler= must be one object with a step"):
         ExactStep(model, optimizer, squares, world=World.single(), scheduler=[])
+
+
+def test_schedulers_of_another_optimizer_are_refused():
+    """Such as of one that was replaced afterwards: its rates would change, and those of the steps never."""
+    model = make_model()
+    theirs, optimizer = sgd(model), sgd(model)
+    for scheduler in (torch.optim.lr_scheduler.StepLR(theirs, 1), torch.optim.lr_scheduler.ExponentialLR(theirs, 0.9)):
+        for given in (scheduler, BySamples(scheduler, per=8)):
+            with pytest.raises(ConfigError, match=r"was made for another SGD .*scheduler=lambda optimizer: "):
+                make_trainer(model, optimizer, scheduler=given)
+            with pytest.raises(ConfigError, match="was made for another SGD"):
+                ExactStep(model, optimizer, squares, world=World.single(), scheduler=given)
+            ExactStep(model, theirs, squares, world=World.single(), scheduler=given)
+
+
+def test_an_optimizer_around_another_takes_the_schedulers_of_both():
+    """As sharpness-aware ones are made; also after a restored state, which gives each its own groups."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner):
+            super().__init__(inner.param_groups, inner.defaults)
+            self.inner = inner
+
+        def step(self, closure=None):
+            return self.inner.step(closure)
+
+    around = Around(inner := sgd(model := make_model()))
+    around.load_state_dict(around.state_dict())
+    for optimizer in (around, inner):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        ExactStep(model, around, squares, world=World.single(), scheduler=scheduler)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_modules_without_parameters_yet_are_refused():
+    """By `prepare`, in words, instead of torch's error about a shape."""
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(ConfigError, match=r"^0 of the model has no parameters yet: run one batch through"):
+        make_trainer(model, sgd(model))
 
 
 def test_validation_data_are_looked_at_first():

@@ -1,6 +1,7 @@
 """Under each strategy: steps without any weight, and optimizers whose state has not the parameter's shape."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -119,3 +120,20 @@ def test_state_of_another_shape_is_restored_or_refused_by_name(tmp_path):
                 assert torch.equal(ends[old, new], ends["ddp"])
             assert "state 'row_var' of 0.weight has the shape [8, 1], the parameter [8, 6]" in ends[old, "fsdp"]
             assert "strategy='ddp' or 'zero1'" in ends[old, "fsdp"]
+
+
+def test_an_error_of_the_step_function_says_where_it_came():
+    """Its note names step, epoch, rank and samples: the line alone does not tell which batch to look at."""
+    _, model, optimizer, batches = make(World.single(), "ddp", torch.optim.SGD)
+
+    def fails(model, batch):
+        if batch.share.step.index == 2:
+            raise ValueError("as a user's code does")
+        return model(batch["x"]).mean(1)
+
+    step = ExactStep(model, optimizer, fails, world=World.single())
+    step(batches[0])
+    with pytest.raises(ValueError, match="as a user's code does") as caught:
+        step(batches[2])
+    samples = ", ".join(map(str, batches[2][0].ids.tolist()))
+    assert caught.value.__notes__ == [f"in step 2 of epoch 0 on rank 0, with the samples {samples}"]

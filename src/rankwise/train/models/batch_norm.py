@@ -50,8 +50,6 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
         raise ConfigError("sync_batchnorm=True, but the model has no layer with batch statistics: leave it out")
     made: dict[int, nn.Module] = {}
     for name, norm in found.items():
-        if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
-            raise ConfigError(f"{name} of the model has no parameters yet: run one batch through it before prepare")
         joined = made.get(id(norm)) or made.setdefault(id(norm), _joined(norm, world))
         parent, _, own = name.rpartition(".")
         if not name:

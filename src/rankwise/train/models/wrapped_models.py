@@ -131,14 +131,17 @@ def refuse_strategies(model: nn.Module) -> None:
     """Refuse a model that is no module, or divides its work in a way that the exact step does not support.
 
     Raises:
-        ConfigError: it is no module, or contains nn.DataParallel or a module of the first FSDP.
+        ConfigError: it is no module, or contains nn.DataParallel, a lazy module, or a module of the first FSDP.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, got {model!r}")
     fsdp = sys.modules.get("torch.distributed.fsdp")  # if it is not imported, there are none
-    for module in model.modules():
+    for name, module in model.named_modules():
+        own = *module.parameters(recurse=False), *module.buffers(recurse=False)
+        if any(isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)) for tensor in own):
+            raise ConfigError(f"{name} of the model has no parameters yet: run one batch through it before prepare")
         if isinstance(module, nn.DataParallel):
             raise ConfigError(
                 "nn.DataParallel computes on several devices inside one process, but rankwise runs one process per "

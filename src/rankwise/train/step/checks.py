@@ -14,6 +14,7 @@ from rankwise.guard.check import replicas_in
 from rankwise.guard.findings import listed
 from rankwise.train.models.sharding import check_sharded, is_sharded, prepared_as, shards_state
 from rankwise.train.models.wrapped_models import refuse_strategies, unwrapped
+from rankwise.train.step.schedules import BySamples
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -161,11 +162,11 @@ def _warn_once(optimizer: torch.optim.Optimizer, text: str, *values: Any) -> Non
         _LOG.warning(text, *values)
 
 
-def check_scheduler(scheduler: Any) -> None:
-    """Refuse a scheduler that `step()` without arguments does not advance.
+def check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    """Refuse a scheduler that `step()` without arguments does not advance, or that is another optimizer's.
 
     Raises:
-        ConfigError: it is not a scheduler, or its step needs a value.
+        ConfigError: it is not a scheduler, its step needs a value, or it changes rates that no step uses.
     """
     if scheduler is None:
         return
@@ -189,6 +190,20 @@ def check_scheduler(scheduler: Any) -> None:
             f"values: scheduler.step(values['val_loss']))), and keep it with parts={{'{name.lower()}': "
             "Replicated(scheduler)}"
         )
+    other = getattr(scheduler.scheduler if isinstance(scheduler, BySamples) else scheduler, "optimizer", None)
+    if hasattr(other, "param_groups") and not _are_one(other, optimizer):
+        raise ConfigError(
+            f"the {type(scheduler).__name__} of scheduler= was made for another {type(other).__name__} than the one "
+            "that takes the steps, whose learning rate would never change: make it of this one, or pass a function "
+            "that does, scheduler=lambda optimizer: ..."
+        )
+
+
+def _are_one(one: Any, other: Any) -> bool:
+    """Whether optimizers are the same, or share their groups, or `other` has `one` inside."""
+    groups = [id(group) for group in other.param_groups]
+    inside = any(one is each for each in (other, *vars(other).values()))
+    return inside or any(id(group) in groups for group in one.param_groups)
 
 
 def _needed(function: Any) -> list[str]:

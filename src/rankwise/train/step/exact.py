@@ -18,7 +18,7 @@ from rankwise.train.models.passes import Precision, autocasting, held_pass, make
 from rankwise.train.models.sharding import shards_state, watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
 from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
-from rankwise.train.step.ledger import StepReport, describe_trouble, trouble_of
+from rankwise.train.step.ledger import StepReport, describe_trouble, step_place, trouble_of
 from rankwise.train.step.output import StepOutput, on_host, read_output
 from rankwise.train.step.schedules import step_schedule
 from rankwise.train.step.warmup import FirstPass, explained, held_sample, unused_text, warm_up
@@ -95,7 +95,7 @@ class ExactStep:
         self._step_fn = autocasting(step_fn, precision, self._world)
         check_model(model, self._world)
         check_optimizer(model, optimizer, self._world)
-        check_scheduler(scheduler)
+        check_scheduler(scheduler, optimizer)
         self._scheduler = scheduler
         self._max_grad_norm = max_grad_norm
         self._counted = counted
@@ -123,8 +123,12 @@ class ExactStep:
         if self._may_skip:
             window.add_samples(counted_samples(batches))
         with self._watch_used(first.share, num_micro=len(batches)) as used:
-            outputs = self._micro_batches(window, batches, used)
-            weight = window.finish()
+            try:
+                outputs = self._micro_batches(window, batches, used)
+                weight = window.finish()
+            except Exception as error:
+                error.add_note(f"in {step_place([batch.share for batch in batches])}")
+                raise
         arrived = step.count
         if self._may_skip:
             arrived, resume = after_step(first, window.num_samples or 0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rankwise.guard import Guard
 
-__all__ = ["Ledger", "RunningMeans", "StepReport", "Trouble", "describe_trouble", "trouble_of"]
+__all__ = ["Ledger", "RunningMeans", "StepReport", "Trouble", "describe_trouble", "step_place", "trouble_of"]
 
 _MOST_IDS = 16
 
@@ -210,6 +210,12 @@ def _norm(tensors: Iterable[torch.Tensor]) -> Any:
     # the 2-norm is the fastest; half precision, whose squares overflow, uses the largest magnitude
     order = math.inf if any(t.dtype == torch.float16 for t in dense) else 2.0
     return torch.nn.utils.get_total_norm([t for t in dense if t.numel()], order) if dense else 0.0
+
+
+def step_place(shares: Sequence[Share]) -> str:
+    """Return in words which step of which rank this is, and with which samples, for notes on errors."""
+    step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
+    return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {_listed(ids)}"
 
 
 def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | None:
