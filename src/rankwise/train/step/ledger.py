@@ -215,7 +215,7 @@ def _norm(tensors: Iterable[torch.Tensor]) -> Any:
 def step_place(shares: Sequence[Share]) -> str:
     """Return in words which step of which rank this is, and with which samples, for notes on errors."""
     step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
-    return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {_listed(ids)}"
+    return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {listed(map(str, ids), most=_MOST_IDS)}"
 
 
 def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | None:
