@@ -280,11 +280,11 @@ def test_categories_coincide_without_being_the_same_samples():
     for second, certain in (([3, 1, 2, 5, 4], False), ([1, 2, 3, 4, 5], True)):
         check, step = Samples(Subject(world=World.single(), model=Net())), CheckedStep(world=World.single())
         for _ in range(2):
-            check.judge([[1, 2, 3, 4, 5], second], step)
+            check.compare([[1, 2, 3, 4, 5], second], step)
         assert [finding.certain for finding in step.found] == [certain]
     check, step = Samples(Subject(world=World.single(), model=Net())), CheckedStep(world=World.single())
     for _ in range(4):
-        check.judge([[1, 2], [1, 2]], step)
+        check.compare([[1, 2], [1, 2]], step)
     assert [finding.certain for finding in step.found] == [False, False, True]  # two rows may do so by themselves
 
 

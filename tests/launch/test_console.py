@@ -55,7 +55,7 @@ def test_without_a_thread_all_is_written_at_the_end(pipe, monkeypatch):
 def test_a_message_that_is_no_valid_unicode_is_written_all_the_same(capfd):
     """An exception's text may have surrogates, from a file name for example."""
     console = Console()
-    console.say("cannot read \udcff.npy")
+    console.log("cannot read \udcff.npy")
     console.flush()
     assert capfd.readouterr().err == "rankwise: cannot read \\udcff.npy\n"
 
@@ -83,7 +83,7 @@ class Page:
     def raw(self, _stream, data):
         self.lines.append(data)
 
-    def say(self, _text):
+    def log(self, _text):
         raise AssertionError("nothing is to be said")
 
 

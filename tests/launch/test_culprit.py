@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.launch.failures.culprit import find_culprit
-from rankwise.launch.failures.observation import Sighting
+from rankwise.launch.failures.observation import Observation
 
 
 def call(number, name="all_reduce", *, ended=True, sizes=((4,),), dtypes=("Float",), line="", **arguments):
@@ -23,7 +23,7 @@ def stacks(place, *, waits=False):
 
 def state(rank, *calls, world=4, name="0", place="", **more):
     groups = [{"name": name, "ranks": list(range(world)), "calls": list(calls)}] if calls else []
-    return Sighting(rank=rank, stacks=stacks(place), groups=groups, **more)
+    return Observation(rank=rank, stacks=stacks(place), groups=groups, **more)
 
 
 def waiting(rank, number, **more):
@@ -113,7 +113,9 @@ def test_who_is_missed_because_it_waits_elsewhere_is_no_culprit():
 
     def both(rank, first, second):
         groups = [{"name": "0", "ranks": [0, 1, 2, 3], "calls": first}, {"name": "1", "ranks": [2, 3], "calls": second}]
-        return Sighting(rank=rank, groups=[g for g in groups if rank in g["ranks"]], stacks=stacks(f"x.py:{rank} in f"))
+        return Observation(
+            rank=rank, groups=[g for g in groups if rank in g["ranks"]], stacks=stacks(f"x.py:{rank} in f")
+        )
 
     states = [
         both(0, [call(7, ended=False)], []),
@@ -131,7 +133,7 @@ def test_who_is_missed_because_it_waits_elsewhere_is_no_culprit():
 def test_a_process_that_does_not_run(kind, text):
     """It is named before all else."""
     verdict = find_culprit(
-        [waiting(0, 3, place="t.py:1 in f"), waiting(1, 3, place="t.py:1 in f"), Sighting(rank=2, state=kind)]
+        [waiting(0, 3, place="t.py:1 in f"), waiting(1, 3, place="t.py:1 in f"), Observation(rank=2, state=kind)]
     )
     assert (verdict.kind, verdict.ranks) == (kind, (2,))
     assert f"rank 2 {text}" in verdict.text
@@ -140,10 +142,10 @@ def test_a_process_that_does_not_run(kind, text):
 
 def test_without_records_the_stacks_tell():
     """A torch whose recorder is off: who is not in a collective holds the others up."""
-    states = [Sighting(rank=r, stacks=stacks(f"t.py:{r} in f", waits=r != 1)) for r in range(3)]
+    states = [Observation(rank=r, stacks=stacks(f"t.py:{r} in f", waits=r != 1)) for r in range(3)]
     verdict = find_culprit(states)
     assert (verdict.kind, verdict.ranks) == ("missing", (1,))
-    nobody = find_culprit([Sighting(rank=r, stacks=stacks("t.py:1 in f")) for r in range(2)])
+    nobody = find_culprit([Observation(rank=r, stacks=stacks("t.py:1 in f")) for r in range(2)])
     assert (nobody.kind, nobody.ranks) == ("unknown", ())
 
 

@@ -10,7 +10,7 @@ import pytest
 from rankwise.errors import ConfigError
 from rankwise.launch.hardware import format_numbers, num_usable_cores, parse_cpu_list, read_topology
 from rankwise.launch.job import Job
-from rankwise.launch.local.environment import seat_ranks
+from rankwise.launch.local.environment import assign_cores
 from rankwise.launch.target import Target
 
 
@@ -50,9 +50,9 @@ def machine(tmp_path):
     return read
 
 
-def seats(binding, num_ranks, topology, usable_cores=None, **options):
+def all_cores(binding, num_ranks, topology, usable_cores=None, **options):
     limit = len(topology.threads) if usable_cores is None else usable_cores
-    return seat_ranks(binding, num_ranks, topology=topology, usable_cores=limit, **options)
+    return assign_cores(binding, num_ranks, topology=topology, usable_cores=limit, **options)
 
 
 def test_the_kernels_words_are_read(machine):
@@ -69,18 +69,18 @@ def test_the_kernels_words_are_read(machine):
 
 def test_a_rank_sits_beside_its_gpu(machine):
     """With the nodes of all GPUs known, `auto` is `numa`: every rank on the node of its GPU, with its part of it."""
-    found = seats("auto", 4, machine())
-    assert [set(seat.cpus) for seat in found] == [SECOND, SECOND, FIRST, FIRST]
-    assert {seat.num_threads for seat in found} == {4}
-    shared = seats("numa", 4, machine(), ranks_per_gpu=2)
-    assert [set(seat.cpus) for seat in shared] == [SECOND] * 4
-    assert {seat.num_threads for seat in shared} == {2}
+    found = all_cores("auto", 4, machine())
+    assert [set(cores.cpus) for cores in found] == [SECOND, SECOND, FIRST, FIRST]
+    assert {cores.num_threads for cores in found} == {4}
+    shared = all_cores("numa", 4, machine(), ranks_per_gpu=2)
+    assert [set(cores.cpus) for cores in shared] == [SECOND] * 4
+    assert {cores.num_threads for cores in shared} == {2}
 
 
 def test_auto_leaves_ranks_without_a_gpu_alone(machine):
     """Two launches on CPU that know nothing of each other must not sit on the same cores."""
-    assert {seat.cpus for seat in seats("auto", 4, machine(visible=""))} == {None}
-    assert {seat.cpus for seat in seats("auto", 5, machine())} == {None}, "one rank has no GPU"
+    assert {cores.cpus for cores in all_cores("auto", 4, machine(visible=""))} == {None}
+    assert {cores.cpus for cores in all_cores("auto", 5, machine())} == {None}, "one rank has no GPU"
 
 
 @pytest.mark.parametrize(
@@ -94,32 +94,32 @@ def test_auto_leaves_ranks_without_a_gpu_alone(machine):
 )
 def test_ranks_without_gpus_take_turns_at_the_nodes(machine, num_ranks, wanted):
     """In proportion to the nodes; a lone rank is not locked into one of them."""
-    assert [set(seat.cpus) for seat in seats("numa", num_ranks, machine(visible=""))] == wanted
+    assert [set(cores.cpus) for cores in all_cores("numa", num_ranks, machine(visible=""))] == wanted
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
 def test_cores_are_shared_out_whole(machine, num_ranks):
     """Under `core` no two ranks have a thread in common, no core is split, and none is left over."""
     topology = machine(visible="")
-    found = [seat.cpus for seat in seats("core", num_ranks, topology)]
+    found = [cores.cpus for cores in all_cores("core", num_ranks, topology)]
     assert sorted(thread for cpus in found for thread in cpus) == list(range(16))
     assert all(set(topology.siblings[thread]) <= cpus for cpus in found for thread in cpus)
 
 
 def test_more_ranks_than_cores_share_them(machine):
     """Threads of one core are split before any is shared; then ranks sit on one thread in turn."""
-    assert sorted(len(seat.cpus) for seat in seats("core", 16, machine(visible=""))) == [1] * 16
-    found = seats("core", 20, machine(visible=""))
-    assert {len(seat.cpus) for seat in found} == {1}
-    assert {seat.num_threads for seat in found} == {1}
+    assert sorted(len(cores.cpus) for cores in all_cores("core", 16, machine(visible=""))) == [1] * 16
+    found = all_cores("core", 20, machine(visible=""))
+    assert {len(cores.cpus) for cores in found} == {1}
+    assert {cores.num_threads for cores in found} == {1}
 
 
 def test_a_cpu_set_and_a_quota_are_respected(machine):
     """Only what the process may use is given out; a quota limits the threads, not the places."""
-    found = seats("core", 2, machine(usable=[1, 9, 2, 5], visible=""), usable_cores=2)
-    assert [set(seat.cpus) for seat in found] == [{1, 9, 2}, {5}]
-    assert {seat.num_threads for seat in found} == {1}
-    assert {seat.num_threads for seat in seats("none", 2, machine(), usable_cores=6)} == {3}
+    found = all_cores("core", 2, machine(usable=[1, 9, 2, 5], visible=""), usable_cores=2)
+    assert [set(cores.cpus) for cores in found] == [{1, 9, 2}, {5}]
+    assert {cores.num_threads for cores in found} == {1}
+    assert {cores.num_threads for cores in all_cores("none", 2, machine(), usable_cores=6)} == {3}
 
 
 def test_a_machine_that_does_not_say_is_one_node(tmp_path):

@@ -18,7 +18,7 @@ from packaging.version import parse as parse_version
 from rankwise.errors import ConfigError
 from rankwise.launch.functions import pickled_call
 from rankwise.launch.job import Job
-from rankwise.launch.local.environment import Seat
+from rankwise.launch.local.environment import RankCores
 from rankwise.launch.local.forks import client
 from rankwise.launch.local.forks.preload import leading_imports, source_of
 from rankwise.launch.target import Target
@@ -352,11 +352,11 @@ def test_when_ranks_are_forked(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text("import torch")
     job = Job(target=Target(kind="script", name=str(script)), num_ranks=2)
-    free, bound = Seat(cpus=None, num_threads=1), Seat(cpus=frozenset({0}), num_threads=1)
+    free, bound = RankCores(cpus=None, num_threads=1), RankCores(cpus=frozenset({0}), num_threads=1)
     ranks = [{"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "1"}]
 
-    def names(seats=(free, free), **more):
-        return client.names_to_load(job, seats, [{**rank, **more} for rank in ranks])
+    def names(all_cores=(free, free), **more):
+        return client.names_to_load(job, all_cores, [{**rank, **more} for rank in ranks])
 
     monkeypatch.setattr(client, "_has_gpu", lambda: False)
     assert names() == names(RANKWISE_START="auto") == ("torch",)

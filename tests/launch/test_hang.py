@@ -9,7 +9,7 @@ import pytest
 
 import rankwise
 from rankwise.launch.failures.culprit import choose
-from rankwise.launch.failures.observation import sighting_of
+from rankwise.launch.failures.observation import observation_of
 from rankwise.vitals import Vital
 from rankwise.vitals.stacks import place as _place
 from rankwise.vitals.stacks import waits as _waits
@@ -382,12 +382,12 @@ ELSEWHERE = stack(("/home/me/train.py", "asleep"), MINE)
 def test_who_is_named(stacks, named, why):
     """At the same step: who does not wait, who stands elsewhere than most; never "the same place" when it is not."""
     found = [vital(rank, progress_s=1.0 if rank == 0 else 0.0) for rank in range(len(stacks))]
-    culprit, told = choose([sighting_of(*pair, ()) for pair in zip(found, stacks, strict=True)])
+    culprit, told = choose([observation_of(*pair, ()) for pair in zip(found, stacks, strict=True)])
     assert culprit.rank == named
     assert told.startswith(why)
 
 
 def test_who_waits_is_not_named_for_being_behind():
     """A rank asleep after its step holds up those that are still in it."""
-    found = sighting_of(vital(0, step=5), ELSEWHERE, ()), sighting_of(vital(1, step=4), COLLECTIVE, ())
+    found = observation_of(vital(0, step=5), ELSEWHERE, ()), observation_of(vital(1, step=4), COLLECTIVE, ())
     assert choose(found)[0].rank == 0

@@ -4,7 +4,7 @@ import time
 
 from rankwise import vitals
 from rankwise.launch.failures import observation
-from rankwise.launch.failures.observation import look
+from rankwise.launch.failures.observation import observe
 from rankwise.vitals import Vital
 
 
@@ -24,12 +24,12 @@ def test_ranks_that_do_not_answer_are_not_waited_for_longer_than_was_said(tmp_pa
     found = [Vital(folder=tmp_path, rank=rank, **times, **said) for rank in range(8)]
     for limit in ("_STACKS_S", "_CALLS_S", "_BUSY_S"):
         monkeypatch.setattr(observation, limit, 600.0)
-    assert [(seen.rank, seen.stacks, list(seen.groups)) for seen in look(found, 300.0)] == [
+    assert [(seen.rank, seen.stacks, list(seen.groups)) for seen in observe(found, 300.0)] == [
         (r, "", []) for r in range(8)
     ]
     (_, for_stacks), (num_ranks, *for_calls) = asked
     assert num_ranks == 8
     assert for_stacks == 150.0
     assert all(0 < limit <= 300.0 for limit in for_calls)
-    look(found, 0.0)
+    observe(found, 0.0)
     assert asked[2:] == [(8, 0.0), (8, 0.0, 0.0)]

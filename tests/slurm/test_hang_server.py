@@ -6,7 +6,7 @@ import time
 import pytest
 
 from rankwise.launch.elastic.server import Server
-from rankwise.launch.failures.observation import Sighting
+from rankwise.launch.failures.observation import Observation
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.slurm.hang import HangClient
 
@@ -47,7 +47,7 @@ ELSEWHERE = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", l
 
 
 def _sighting(rank, *, waits):
-    return Sighting(rank=rank, stacks=COLLECTIVE if waits else ELSEWHERE).to_dict()
+    return Observation(rank=rank, stacks=COLLECTIVE if waits else ELSEWHERE).to_dict()
 
 
 def question(*, final, limit_s=9.0, **view):

@@ -34,7 +34,7 @@ def test_plain_lines_where_there_is_no_terminal():
     clock, out = Clock(), io.StringIO()
     with Progress(MAIN, total_steps=100, epochs=2, file=out, clock=clock) as progress:
         run(progress, clock, 1, 25)
-        progress.say("epoch 1: accuracy 0.5")
+        progress.print("epoch 1: accuracy 0.5")
     lines = out.getvalue().splitlines()
     assert [re.search(r"step (\d+)/100", line)[1] for line in lines if "step" in line] == ["1", "11", "21", "25"]
     assert "epoch 1: accuracy 0.5" in lines
@@ -72,7 +72,7 @@ def test_other_ranks_are_silent_and_read_nothing():
     out = io.StringIO()
     with Progress(OTHER, total_steps=3, file=out) as progress:
         progress.update(1, loss=Poison(), samples=3)
-        progress.say("hello")
+        progress.print("hello")
     assert out.getvalue() == ""
 
 
@@ -102,7 +102,7 @@ def test_one_live_line_on_a_terminal(monkeypatch):
     with os.fdopen(side, "w") as terminal:
         with Progress(MAIN, total_steps=60, epochs=2, file=terminal, clock=clock) as progress:
             run(progress, clock, 1, 30)
-            progress.say("checkpoint [saved] at step 30")
+            progress.print("checkpoint [saved] at step 30")
             run(progress, clock, 31, 60)
         os.set_blocking(main, False)
         seen = b""

@@ -82,7 +82,7 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         report.findings = without_known(report.findings, read_baseline(baseline))
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(to_text(report, output_format, colours=colours))
-    _say_failures(report, output_format)
+    _print_failures(report, output_format)
     sys.exit(report.exitcode)
 
 
@@ -91,7 +91,7 @@ def _checklist(paths: list[Path], output_format: str) -> NoReturn:
 
     report = lint_paths(paths, Settings(select=("ALL",), confidence="low"))
     print(checklist_text(items_of(report.findings), output_format))
-    _say_failures(report, "json")
+    _print_failures(report, "json")
     sys.exit(report.exitcode)
 
 
@@ -108,7 +108,7 @@ def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -
         if not write:
             print(text, end="")
         elif not number:
-            _say_left(path)
+            _print_left(path)
     print(f"{num_mended} {'fixed' if write else 'would be fixed'}", file=sys.stderr)
     return num_mended
 
@@ -122,17 +122,17 @@ def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
     if add_ignore:
         number, left = add_comments(report)
         for path in left:
-            _say_left(path)
+            _print_left(path)
         print(f"comments added to {number} lines")
-    _say_failures(report, "json")
+    _print_failures(report, "json")
     sys.exit(2 if report.failures else 0)
 
 
-def _say_left(path: Path) -> None:
+def _print_left(path: Path) -> None:
     print(f"rankwise: {path} is read-only and stays as it is", file=sys.stderr)
 
 
-def _say_failures(report: Report, output_format: str) -> None:
+def _print_failures(report: Report, output_format: str) -> None:
     """Print failures to stderr for JSON, whose format is fixed; text and SARIF contain them."""
     if output_format == "json":
         for failure in report.failures:

@@ -128,9 +128,9 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         else:
             _start_ranks(ranks, out, inputs, options, progress)
     except KeyboardInterrupt:
-        from rankwise.data.rows.collection import where_it_stands
+        from rankwise.data.rows.collection import unfinished_state
 
-        print(f"rankwise: stopped. {where_it_stands(Path(out))}", file=sys.stderr)
+        print(f"rankwise: stopped. {unfinished_state(Path(out))}", file=sys.stderr)
         sys.exit(_STOPPED)
 
 

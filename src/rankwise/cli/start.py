@@ -45,7 +45,7 @@ def start_ranks(options: RunOptions) -> int:
     Raises:
         RankwiseError: the launch is not possible.
     """
-    _say_unneeded(options)
+    _warn_unneeded(options)
     job = _job(options)
     exitcode = _in_slurm(job, options)
     if exitcode is not None:
@@ -60,7 +60,7 @@ def _several(options: RunOptions) -> bool:
     return options.nnodes not in {"1", "1:1"}
 
 
-def _say_unneeded(options: RunOptions) -> None:
+def _warn_unneeded(options: RunOptions) -> None:
     """Print which of the given options of torchrun have no effect here."""
     needed = {"rdzv_endpoint", "rdzv_id"} if _several(options) else set()
     names = [name for name in _UNNEEDED if name not in needed and getattr(options, name) is not None]

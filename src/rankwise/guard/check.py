@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import GuardError
-from rankwise.guard.findings import Finding, listed, odd_ranks
+from rankwise.guard.findings import Finding, differing_ranks, listed
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +135,7 @@ class Check:
         """Return this rank's facts, small and picklable."""
         raise NotImplementedError
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report findings, from the facts by rank."""
         raise NotImplementedError
 
@@ -194,13 +194,13 @@ class Devices(Check):
         self._dtypes = []
         self._subject.hook(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
         if hasattr(self._subject.loss, "register_forward_pre_hook"):
-            self._subject.hook(self._subject.loss.register_forward_pre_hook, self._see_loss)
+            self._subject.hook(self._subject.loss.register_forward_pre_hook, self._record_loss)
 
     def _see(self, model: Any, values: Any, named: Any) -> None:
         if model.training and not self._dtypes:
             self._dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors_of((values, named))]
 
-    def _see_loss(self, loss: Any, values: Any) -> None:
+    def _record_loss(self, loss: Any, values: Any) -> None:
         """Raise before the loss fails, with the names of the tensors, which torch's error lacks."""
         given = [t for t in tensors_of(values) if t.ndim]
         if not given:
@@ -238,7 +238,7 @@ class Devices(Check):
             chip = f"{platform.node()} {torch.cuda.get_device_properties(most).uuid}"
         return {"most": most, "odd": odd, "dtypes": self._dtypes, "chip": chip}
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report tensors on another device, and ranks that share an accelerator or get inputs of another dtype."""
         for rank, fact in enumerate(facts):
             for place, names in fact["odd"].items():
@@ -265,7 +265,7 @@ class Devices(Check):
         if len(set(dtypes)) > 1 and () not in dtypes:
             step.report(
                 self.name,
-                odd_ranks(dtypes),
+                differing_ranks(dtypes),
                 "the model's inputs",
                 wanted="the same dtypes on all ranks",
                 came="; ".join(f"rank {rank} has {', '.join(names)}" for rank, names in enumerate(dtypes)),
@@ -288,19 +288,19 @@ class Finite(Check):
         """Register hooks on every module without children, the model's inputs and outputs, and the loss module."""
         self._notes, self._rows = [], []
         model, hook = self._subject.model, self._subject.hook
-        hook(model.register_forward_pre_hook, self._see_inputs, with_kwargs=True)
+        hook(model.register_forward_pre_hook, self._record_inputs, with_kwargs=True)
         for name, module in model.named_modules():
             if next(module.children(), None) is None:
                 hook(module.register_forward_hook, functools.partial(self._see, plain_name(name) or "the model"))
-        hook(model.register_forward_hook, self._see_outputs)
+        hook(model.register_forward_hook, self._record_outputs)
         if hasattr(self._subject.loss, "register_forward_hook"):
             hook(self._subject.loss.register_forward_hook, functools.partial(self._see, "the loss"))
 
-    def _see_inputs(self, model: Any, values: Any, named: Any) -> None:
+    def _record_inputs(self, model: Any, values: Any, named: Any) -> None:
         if model.training:
             self._note("the input", "holds", *tensors_of((values, named)))
 
-    def _see_outputs(self, model: Any, _: Any, output: Any) -> None:
+    def _record_outputs(self, model: Any, _: Any, output: Any) -> None:
         """Note which rows of the model's output are not finite."""
         for tensor in tensors_of(output):
             if model.training and tensor.ndim and tensor.numel() and tensor.is_floating_point():
@@ -356,7 +356,7 @@ class Finite(Check):
         samples = [str(int(ids[row])) if row < len(ids) else f"row {row}" for row in self._bad_rows()]
         return {"gradients": listed(names), "first": self.first(), "samples": listed(samples)}
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report the ranks whose own values are not finite; the gradient sum spreads them to all ranks."""
         met = {rank: fact for rank, fact in enumerate(facts) if fact is not None}
         if not met:

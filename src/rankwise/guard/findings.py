@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Finding", "listed", "odd_ranks", "rank_text"]
+__all__ = ["Finding", "differing_ranks", "listed", "rank_text"]
 
 _MOST = 8
 
@@ -55,7 +55,7 @@ def listed(names: Iterable[str], *, most: int = _MOST) -> str:
     return ", ".join(found[:most]) + more
 
 
-def odd_ranks(values: Sequence[Hashable]) -> tuple[int, ...]:
+def differing_ranks(values: Sequence[Hashable]) -> tuple[int, ...]:
     """Return the ranks whose value differs from the majority; all ranks if there is no majority."""
     common, votes = Counter(values).most_common(1)[0]
     if 2 * votes <= len(values):

@@ -187,7 +187,7 @@ class Guard:
         for check, tried in zip(self._checks, by_check, strict=True):
             facts = self._whole(check.name, tried)
             if facts is not None:
-                check.judge(facts, step)
+                check.compare(facts, step)
 
     def _whole(self, name: str, tried: Sequence[tuple[Any, str]]) -> Sequence[Any] | None:
         """Return the facts of all ranks for a check; None if it failed on one, which is said once."""
@@ -196,7 +196,7 @@ class Guard:
             if failed:
                 if name not in self._failed:
                     self._failed.add(name)
-                    self._say(f"the check {name!r} has no result: it failed on rank {rank} with {failed}")
+                    self._log(f"the check {name!r} has no result: it failed on rank {rank} with {failed}")
                 return None
         return facts
 
@@ -222,12 +222,12 @@ class Guard:
         certain = [f for f in new if f.certain] if self._options.on_finding == "raise" else []
         for finding in new:
             if finding not in certain:
-                self._say(str(finding))
+                self._log(str(finding))
         if certain:
             self.close()
             raise GuardError("\n".join(map(str, certain)), findings=tuple(certain))
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._world.is_main:
             _LOG.warning("%s", text)
 

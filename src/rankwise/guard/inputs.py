@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.guard.check import Check, CheckedStep, Subject, tensors_of
-from rankwise.guard.findings import listed, odd_ranks
+from rankwise.guard.findings import differing_ranks, listed
 from rankwise.guard.tensors import row_hashes
 
 __all__ = ["Epochs", "RandomStreams", "Samples", "compare_loaders", "loader_facts"]
@@ -47,7 +47,7 @@ class Samples(Check):
         """Return a hash of each row, in order."""
         return self._rows
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Compare each pair of ranks; report what holds at two checked steps in a row."""
         sets = [set(rows) for rows in facts]
         # inputs with few distinct rows (small or constant inputs) coincide by chance
@@ -142,7 +142,7 @@ def compare_loaders(facts: Sequence[Any], step: CheckedStep) -> None:
     if len(set(lengths)) > 1:
         step.report(
             "loader",
-            odd_ranks(lengths),
+            differing_ranks(lengths),
             "the loader's length",
             wanted="the same number of batches on every rank",
             came="; ".join(f"rank {rank} has {count}" for rank, count in enumerate(lengths)),
@@ -210,7 +210,7 @@ class Epochs(Check):
         """Return the problem with the iterations so far."""
         return self._stale
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report an epoch that was not advanced."""
         if ranks := [rank for rank, fact in enumerate(facts) if fact]:
             step.report(
@@ -269,7 +269,7 @@ class RandomStreams(Check):
         self._before = now
         return facts
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report generators that have the same state on several ranks."""
         for name in dict.fromkeys(name for fact in facts for name in fact):
             states = [fact.get(name, -1 - rank) for rank, fact in enumerate(facts)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import GuardError
 from rankwise.guard.check import Check, CheckedStep, Subject, plain_name
-from rankwise.guard.findings import listed, odd_ranks
+from rankwise.guard.findings import differing_ranks, listed
 from rankwise.guard.tensors import fingerprints, replicated, tensors_apart
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def compare_signatures(model: nn.Module, step: CheckedStep) -> None:
     said = "; ".join(f"rank {rank} has {table.get(names[0], 'none')}" for rank, table in enumerate(tables))
     step.report(
         "signature",
-        odd_ranks(digests),
+        differing_ranks(digests),
         listed(names),
         wanted="the same parameters and buffers on all ranks",
         came=f"{names[0]}: {said}"[:600],
@@ -82,7 +82,7 @@ class _Compared:
         every = {name: None for table in tables for name in table}
         names = [name for name in every if len({table.get(name, "none") for table in tables}) > 1]
         rows = [tuple(table.get(name, "none") for name in names) for table in tables]
-        return names, odd_ranks(rows), [more for _, _, more in answers]
+        return names, differing_ranks(rows), [more for _, _, more in answers]
 
 
 def _share(named: list[tuple[str, Any]], subject: Subject) -> list[tuple[str, Any]]:
@@ -131,7 +131,7 @@ class Gradients(Check):
         named = replicated(model, ((n, p) for n, p in model.named_parameters() if p.requires_grad))
         return self._compared.take([(name, p.grad) for name, p in _share(list(named), self._subject)])
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report the parameters whose gradients differ, and the cause if known."""
         if len(set(facts)) == 1:
             return
@@ -213,9 +213,9 @@ class Parameters(Check):
         self._in_forward = None
         wrapper = self._subject.wrapper
         inside = self._subject.model if wrapper is None else wrapper.module
-        self._subject.hook(inside.register_forward_pre_hook, self._see_buffers)
+        self._subject.hook(inside.register_forward_pre_hook, self._record_buffers)
 
-    def _see_buffers(self, module: Any, _: Any) -> None:
+    def _record_buffers(self, module: Any, _: Any) -> None:
         import torch
 
         if module.training and torch.is_grad_enabled() and self._in_forward is None:
@@ -227,7 +227,7 @@ class Parameters(Check):
         named = list(replicated(model, model.named_parameters()))
         return self._compared.take(_share(named, self._subject)), self._in_forward
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report parameters and buffers that differ; skip parameters whose gradients were reported."""
         follows = any(earlier.check == "gradients" for earlier in step.found)
         if len({of_parameters for of_parameters, _ in facts}) > 1 and not follows:
@@ -287,7 +287,7 @@ class Reductions(Check):
         """Return how many backward passes reduced gradients in this step."""
         return self._synced
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report more than one at two checks in a row: a gradient scaler may skip a step, which joins two steps."""
         several = max(facts) > 1 and self._subject.num_checked > 0  # the first step may include a warm-up
         self._in_a_row = self._in_a_row + 1 if several else 0
@@ -324,7 +324,7 @@ class Unused(Check):
         names = [n for n, p in named if _has_none(p) and n not in ignored]
         return bool(wrapper.find_unused_parameters), names
 
-    def judge(self, facts: Sequence[Any], step: CheckedStep) -> None:
+    def compare(self, facts: Sequence[Any], step: CheckedStep) -> None:
         """Report parameters that no rank used unexpectedly, or that the search finds none."""
         if any(fact is None for fact in facts):
             return

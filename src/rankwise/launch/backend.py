@@ -42,7 +42,7 @@ def describe_job(job: Job) -> str:
     """Describe in a few lines what `supervise(job)` would start: command, ranks, variables, logs, failure handling."""
     import shlex
 
-    from rankwise.launch.local.environment import Part, rank_environment, seats_of
+    from rankwise.launch.local.environment import Part, rank_cores, rank_environment
 
     python = {"script": [], "module": ["-m"], "function": ["-c"], "call": []}[job.target.kind]
     name = job.target.name
@@ -50,8 +50,10 @@ def describe_job(job: Job) -> str:
         module, _, function = name.partition(":")
         name = f"import {module}; {module}.{function}()"
     command = shlex.join([sys.executable, *python, name, *job.target.args])
-    seats = seats_of(job)
-    bound = [f"rank {rank}: {format_numbers(seat.cpus)}" for rank, seat in enumerate(seats) if seat.cpus is not None]
+    all_cores = rank_cores(job)
+    bound = [
+        f"rank {rank}: {format_numbers(cores.cpus)}" for rank, cores in enumerate(all_cores) if cores.cpus is not None
+    ]
     lines = [
         f"command    {command}",
         f"ranks      {job.num_ranks} on this machine",
@@ -63,7 +65,7 @@ def describe_job(job: Job) -> str:
         "variables  of rank 0:",
     ]
     part = Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=job.master_port or 0)
-    env = rank_environment(job, part, rank=0, seat=seats[0], attempt=0, run_id="ID", vitals=Path("FOLDER"))
+    env = rank_environment(job, part, rank=0, cores=all_cores[0], attempt=0, run_id="ID", vitals=Path("FOLDER"))
     added = {name: value for name, value in env.items() if os.environ.get(name) != value}
     if job.master_port is None:
         added["MASTER_PORT"] = "a free port, held until the end"

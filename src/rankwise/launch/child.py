@@ -65,14 +65,14 @@ def main(argv: list[str]) -> None:
             raise  # in a child that the program forked: its parent handles the failure
         code = _exit_code(error)
         if code in {0, Interrupted.EXIT_CODE}:
-            _say_finished(report_fd)
+            _report_finished(report_fd)
         else:
             _send(report_fd, make_report(error, rank, code).to_json())
         if code != 0 and "rankwise.world.jax_start" in sys.modules:
             sys.modules["rankwise.world.jax_start"].note_failure(code)  # else JAX waits for the other ranks at exit
         sys.exit(code)
     if os.getpid() == pid:
-        _say_finished(report_fd)
+        _report_finished(report_fd)
 
 
 def _use_temporary_folder(folder: Path) -> None:
@@ -99,7 +99,7 @@ def _let_finish() -> None:
         let_gloo_finish()
 
 
-def _say_finished(report_fd: int) -> None:
+def _report_finished(report_fd: int) -> None:
     """Report when the program ended: the interpreter's shutdown takes a while, and peers lose this rank during it."""
     _send(report_fd, FINISHED + f"{time.monotonic()}\n".encode())
 
@@ -161,12 +161,12 @@ def keep_guard(report_fd: int, folders: Sequence[Path]) -> None:
     try:
         _rename()  # before the guard exists and the rank goes on: the guard never has the script's name
         if os.fork() == 0:
-            _stand_guard(rank, report_fd, folders)
+            _run_guard(rank, report_fd, folders)
     finally:
         os._exit(0)
 
 
-def _stand_guard(rank: int, report_fd: int, folders: Sequence[Path]) -> None:
+def _run_guard(rank: int, report_fd: int, folders: Sequence[Path]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)

@@ -47,7 +47,7 @@ class Job:
         master_port: its port; None takes a free one for every attempt and holds it until the attempt ends.
         env: additional variables for every rank.
         num_threads: OMP_NUM_THREADS of a rank; None: its part of the usable cores, unless the variable is set already.
-        binding: which cores a rank may use, see `seat_ranks`: "auto", "numa", "core" or "none".
+        binding: which cores a rank may use, see `assign_cores`: "auto", "numa", "core" or "none".
         ranks_per_gpu: how many ranks compute on one GPU, passed to the ranks as RANKWISE_RANKS_PER_GPU; None: one.
         nodes: the other machines of this launch and the way to them; None: there are none.
 

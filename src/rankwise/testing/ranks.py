@@ -182,7 +182,7 @@ def _collect(pool: _Pool, timeout: float) -> list[Any]:
             try:
                 good, value = pickle.loads(link.recv_bytes())  # type: ignore[union-attr]  # noqa: S301
             except (EOFError, OSError):
-                good, value = False, _obituary(pool, rank)
+                good, value = False, _describe_death(pool, rank)
             if good:
                 results[rank] = value
             else:
@@ -193,7 +193,7 @@ def _collect(pool: _Pool, timeout: float) -> list[Any]:
     return [results[rank] for rank in range(pool.num_ranks)]
 
 
-def _obituary(pool: _Pool, rank: int) -> str:
+def _describe_death(pool: _Pool, rank: int) -> str:
     return f"the process ended with {pool.processes[rank].wait()}; its last output:\n{pool.log_tail(rank)}"
 
 

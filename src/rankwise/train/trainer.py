@@ -195,7 +195,7 @@ class Trainer:
                 train.start_prefetch()
             progress = stack.enter_context(self._progress(session, train, epochs)) if self._show_progress else None
             if progress is not None and session.resumed_text:
-                progress.say(session.resumed_text)
+                progress.print(session.resumed_text)
             guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
             stack.callback(session.keep_findings, guard)  # whether it succeeds or fails
             stack.enter_context(session.listen())

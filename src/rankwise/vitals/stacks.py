@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["imports", "place", "tidy", "waits"]
+__all__ = ["imports", "place", "shorten_stacks", "waits"]
 
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
 _BACKWARD = ("torch/autograd/",)
@@ -27,7 +27,7 @@ _OURS = (
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 
 
-def tidy(stacks: str) -> str:
+def shorten_stacks(stacks: str) -> str:
     """Remove rankwise's threads, frames of the import system, and the main thread's frames above the user's program."""
     blocks = re.split(r"\n\s*\n", stacks.strip())
     theirs = [block for block in blocks if _OURS[0] not in block and _OURS[2] not in block]

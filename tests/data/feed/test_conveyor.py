@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from rankwise.data.feed.prefetch import Conveyor
+from rankwise.data.feed.prefetch import PrefetchQueue
 
 
 def test_items_come_in_order_then_none():
     """A thread's items arrive in order, at most `depth` wait, and the end is None, again and again."""
-    conveyor = Conveyor(2)
+    conveyor = PrefetchQueue(2)
     most = []
 
     def produce():
@@ -30,7 +30,7 @@ def test_items_come_in_order_then_none():
 
 def test_an_error_follows_the_items_before_it():
     """What was read before the error is delivered, then the error is raised."""
-    conveyor = Conveyor(3)
+    conveyor = PrefetchQueue(3)
     conveyor.put("good")
     conveyor.end(OSError("disk"))
     assert conveyor.take() == "good"
@@ -40,7 +40,7 @@ def test_an_error_follows_the_items_before_it():
 
 def test_closing_wakes_both_sides():
     """A producer that waits for room is told to stop; what was not taken is returned."""
-    conveyor = Conveyor(1)
+    conveyor = PrefetchQueue(1)
     conveyor.put("a")
     answers = []
     thread = threading.Thread(target=lambda: answers.append(conveyor.put("b")))
@@ -54,7 +54,7 @@ def test_closing_wakes_both_sides():
 
 def test_who_takes_says_how_long_he_waits():
     """No longer than a timeout, and not where there is nothing and `until` holds; items come first, the end as well."""
-    conveyor, enough = Conveyor(2), []
+    conveyor, enough = PrefetchQueue(2), []
     with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
         conveyor.take(timeout_s=0.01)
     assert not conveyor.is_awaited()
@@ -73,7 +73,7 @@ def test_who_takes_says_how_long_he_waits():
 def test_several_may_wait():
     """Each of them is seen: who is served leaves the others waiting, and the reader is told again."""
     told = threading.Semaphore(0)
-    conveyor = Conveyor(2, on_wait=told.release)
+    conveyor = PrefetchQueue(2, on_wait=told.release)
     threads = [taking(conveyor) for _ in range(2)]
     for number in range(2):
         told.acquire()

@@ -8,7 +8,7 @@ import pytest
 
 from rankwise.data.order import SplitRule
 from rankwise.data.rows.obs import RowGroups
-from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
+from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
 from rankwise.errors import ConfigError
 
 
@@ -110,10 +110,10 @@ def test_what_cannot_be_split():
     with pytest.raises(ConfigError, match=r"got object\[2\]; for booleans .*fillna\(False\)"):
         chosen_rows(pd.array([True, None], dtype="boolean"), 2)
     with pytest.raises(ConfigError, match=r"leaves part 1 empty .* use exact=True"):
-        say_split([5, 0], rule(0.8, 0.2), 5, "donor")
+        log_split([5, 0], rule(0.8, 0.2), 5, "donor")
     with pytest.warns(UserWarning, match=r"far from the requested one.*exact=True counts"):
-        say_split([1, 4], rule(0.8, 0.2), 5, "donor")
-    say_split([1, 4], rule(0.8, 0.2, exact=True), 5, "donor")
+        log_split([1, 4], rule(0.8, 0.2), 5, "donor")
+    log_split([1, 4], rule(0.8, 0.2, exact=True), 5, "donor")
     with pytest.raises(ConfigError, match='lists values of a column: set it with by="donor"'):
         part_of_rows(range(5), SplitRule.of(None, {"val": ["3"]}, exact=False, seed=1))
     two = RowGroups(labels=("x", "y"), codes=np.array([0, 0, 1, 1, 1, 0]))

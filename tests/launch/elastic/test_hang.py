@@ -3,7 +3,7 @@
 import pytest
 
 from rankwise.launch.elastic.hang import HangDetector
-from rankwise.launch.failures.observation import Sighting, shortened, sighting_from
+from rankwise.launch.failures.observation import Observation, observation_from, shortened
 
 COLLECTIVE = (
     'Thread 0x1 (most recent call first):\n  File "/x/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
@@ -13,7 +13,7 @@ NODES = {1: "anna", 2: "bert", 3: "cleo"}
 
 
 def view(*ranks, quiet_s=20.0, missing=(), **fields):
-    found = [Sighting(rank=rank, stacks=stacks, said=f"step {rank}", **fields).to_dict() for rank, stacks in ranks]
+    found = [Observation(rank=rank, stacks=stacks, said=f"step {rank}", **fields).to_dict() for rank, stacks in ranks]
     return {"quiet_s": quiet_s, "missing": list(missing), "ranks": found}
 
 
@@ -103,10 +103,10 @@ def test_no_ranks_no_blame():
 
 def test_sightings_travel_whole_or_shortened():
     """What arrives is what was sent; of many deep stacks the innermost part goes."""
-    seen = Sighting(rank=3, epoch=1, step=None, stacks=COLLECTIVE, groups=[{"calls": [1]}], frozen="stopped")
-    assert sighting_from(seen.to_dict()) == seen
+    seen = Observation(rank=3, epoch=1, step=None, stacks=COLLECTIVE, groups=[{"calls": [1]}], frozen="stopped")
+    assert observation_from(seen.to_dict()) == seen
     assert shortened([seen]) == [seen]
-    many = [Sighting(rank=rank, stacks=COLLECTIVE * 1000, groups=[{"calls": "x" * 99999}]) for rank in range(64)]
+    many = [Observation(rank=rank, stacks=COLLECTIVE * 1000, groups=[{"calls": "x" * 99999}]) for rank in range(64)]
     assert sum(len(str(one.to_dict())) for one in shortened(many)) < 200_000
     assert all(one.stacks.startswith(COLLECTIVE) for one in shortened(many))
 
@@ -115,4 +115,4 @@ def test_sightings_travel_whole_or_shortened():
 def test_what_is_no_sighting_is_refused(change):
     """It comes from another machine."""
     with pytest.raises((TypeError, ValueError)):
-        sighting_from(Sighting(rank=0).to_dict() | change)
+        observation_from(Observation(rank=0).to_dict() | change)

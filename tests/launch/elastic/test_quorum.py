@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rankwise.launch.elastic.member import Done, Member
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes
-from rankwise.launch.elastic.split_brain import Standing
+from rankwise.launch.elastic.split_brain import Priority
 
 MIDDLE_S = 20.0
 
@@ -93,7 +93,7 @@ def test_the_dead_are_no_part_of_a_cut_network(count, data):
 
 
 STANDINGS = st.builds(
-    Standing,
+    Priority,
     at_work=st.integers(0, 3),
     number=st.integers(0, 3),
     place=st.integers(-3, 0),

@@ -149,6 +149,6 @@ def test_strangers_where_a_rendezvous_may_be_change_nothing(stack):
     with socket.create_server(("127.0.0.2", first.port)) as stranger:
         stack.loop.watch(stranger.fileno(), accept)
         step_until(stack.loop, lambda: len(seen) == 4)
-        stack.loop.forget(stranger.fileno())
+        stack.loop.remove(stranger.fileno())
     assert link.lost == ""
     assert "moved" not in kinds(link)

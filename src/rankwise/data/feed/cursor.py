@@ -135,7 +135,7 @@ class Cursor:
         self._done = state
         self.starts.publish(state.epoch, state.position, self._code)
 
-    def go_to(self, state: OrderState, *, order: Order, speeds: tuple[int, ...] | None) -> None:
+    def seek(self, state: OrderState, *, order: Order, speeds: tuple[int, ...] | None) -> None:
         """Stand at a state of an order; from there shares are cut by speeds."""
         self.order, self.speeds = order, speeds
         self._code = self._coded()
@@ -247,7 +247,7 @@ class CursorLoader(BaseLoader):
         if speeds is not None and cursor.equal_because:
             raise ConfigError(f"this loader cuts equal shares only: {cursor.equal_because}; remove the speeds")
         whole = None if speeds is None else whole_speeds(speeds, world_size=cursor.world_size)
-        cursor.go_to(cursor.done, order=cursor.order, speeds=whole)
+        cursor.seek(cursor.done, order=cursor.order, speeds=whole)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -325,7 +325,7 @@ class CursorLoader(BaseLoader):
                 "or start over"
             )
         same_ranks = speeds and len(speeds) == self._cursor.world_size
-        self._cursor.go_to(wanted, order=order, speeds=tuple(map(int, speeds)) if same_ranks else None)
+        self._cursor.seek(wanted, order=order, speeds=tuple(map(int, speeds)) if same_ranks else None)
 
 
 class Repeats:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "close_at_exit"]
+__all__ = ["LEAST_DEPTH", "PrefetchQueue", "ReadAhead", "Reader", "close_at_exit"]
 
 LEAST_DEPTH = 2  # steps that lie ready: one to hand over while the next is read
 
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C")
 
 
-class Conveyor(Generic[T]):
+class PrefetchQueue(Generic[T]):
     """A queue of items in order, with at most one error at its end.
 
     Args:
@@ -155,8 +155,8 @@ class ReadAhead(Generic[S, T]):
         is_away: whether the thread runs foreign code that nothing can wake; then `close` does not wait for it.
 
     Attributes:
-        take: `Conveyor.take`: waits for the next step and returns it; None after the last one, and once closed.
-        wake: `Conveyor.wake`: lets a waiting `take` check again whether it still has to wait.
+        take: `PrefetchQueue.take`: waits for the next step and returns it; None after the last one, and once closed.
+        wake: `PrefetchQueue.wake`: lets a waiting `take` check again whether it still has to wait.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class _Work(Generic[S, T]):
     def __init__(
         self, reader: Reader[S, T], steps: Iterable[S], *, depth: int, on_thread: Callable[[], None] | None
     ) -> None:
-        self.conveyor: Conveyor[T] = Conveyor(depth, on_wait=reader.wake)
+        self.conveyor: PrefetchQueue[T] = PrefetchQueue(depth, on_wait=reader.wake)
         reader.is_awaited = self.conveyor.is_awaited
         self.items = reader.read(steps, self._is_asked)
         self._on_thread = on_thread

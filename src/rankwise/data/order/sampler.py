@@ -50,7 +50,7 @@ class BatchSampler:
         self.rank = rank
         self.world_size = world_size
         self.micro_batch = micro_batch
-        self._go_to(order.start())
+        self._seek(order.start())
 
     def __len__(self) -> int:
         """Return how many lists an iteration started now would yield."""
@@ -66,7 +66,7 @@ class BatchSampler:
         """
         origin = self._next_origin()
         self._refuse_empty(origin)
-        self._go_to(origin)
+        self._seek(origin)
         return self._lists(origin)
 
     def steps(self) -> Iterator[tuple[Step, tuple[Share, ...]]]:
@@ -75,7 +75,7 @@ class BatchSampler:
         For loops that need more than ids: pass ``step.resume`` to `mark_done`. Shares may be empty here.
         """
         origin = self._next_origin()
-        self._go_to(origin)
+        self._seek(origin)
         return self._steps(origin)
 
     def mark_done(self, done: OrderState | int) -> None:
@@ -96,7 +96,7 @@ class BatchSampler:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
         if self._next_origin().epoch != epoch:
-            self._go_to(self.order.start(epoch))
+            self._seek(self.order.start(epoch))
 
     def state_dict(self) -> dict[str, JSON]:
         """Return the last state marked done, as JSON. Lists that were only pulled do not count."""
@@ -110,9 +110,9 @@ class BatchSampler:
         """
         saved = OrderState.from_json(state)
         self.order = self.order.resumed(saved)
-        self._go_to(saved)
+        self._seek(saved)
 
-    def _go_to(self, state: OrderState) -> None:
+    def _seek(self, state: OrderState) -> None:
         self._state = state
         # Start of the current iteration; `mark_done` counts from it.
         self._origin = state

@@ -124,7 +124,7 @@ class Sampler(ABC):
         """Return the seed of later passes, drawing it if necessary; None without a generator."""
         return None if self.rng is None else self._drawn_seed()
 
-    def go_to(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
+    def seek(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
         """Make the next pass repeat one that another process made or began.
 
         Args:

@@ -18,7 +18,7 @@ from rankwise.data.rows.datasets import AnyDataset, MemoryDataset, find_datasets
 from rankwise.data.rows.draws import DrawOptions, RowDraws
 from rankwise.data.rows.matrices import MatrixStack, MemoryMatrix, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
-from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
+from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["ChosenRows", "NamedRows", "RowLocality", "bound_rows", "find_rows", "first_matrix", "rows_fingerprint"]
@@ -180,7 +180,7 @@ class ChosenRows:
         else:
             part = part_of_groups(self.groups(by), rule, by=by, strata=strata)
         members = [rows_of_part(part, number) for number in range(len(rule.names))]
-        say_split([len(member) for member in members], rule, self.num_rows, by)
+        log_split([len(member) for member in members], rule, self.num_rows, by)
         return [self._of(member) for member in members]
 
     def table(self, columns: Sequence[str] | None) -> Any:

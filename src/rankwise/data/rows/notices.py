@@ -7,13 +7,13 @@ import os
 
 from rankwise._process.place import speaking_rank
 
-__all__ = ["say_once"]
+__all__ = ["warn_once"]
 
 _LOG = logging.getLogger("rankwise.rows")
 _said: set[str] = set()
 
 
-def say_once(text: str, *, key: str | None = None) -> None:
+def warn_once(text: str, *, key: str | None = None) -> None:
     """Warn once in this process, on the main rank; texts on one topic have one key."""
     if (key or text) not in _said:
         _said.add(key or text)

@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.blockwise import blocks, taken
 from rankwise.data.rows.datasets import AnyDataset
-from rankwise.data.rows.notices import say_once
+from rankwise.data.rows.notices import warn_once
 from rankwise.errors import ConfigError
 
 __all__ = [
@@ -74,7 +74,7 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     if values.dtype.kind == "f":
         for part, dataset in zip(parts, datasets, strict=True):
-            _say_rounding(name, part, dataset, values.dtype)
+            _warn_rounding(name, part, dataset, values.dtype)
     return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
 
 
@@ -143,14 +143,14 @@ def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
     return with_gaps
 
 
-def _say_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> None:
+def _warn_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> None:
     exact = 2 ** (np.finfo(dtype).nmant + 1)
     stored = np.dtype(getattr(part.dtype, "numpy_dtype", part.dtype))
     if stored.kind not in "iu" or np.iinfo(stored).max <= exact:
         return
     known = part if isinstance(part, np.ndarray) else part[~part.isna()]
     if len(known) and max(int(known.max()), -int(known.min())) > exact:  # looked at: most columns hold small ones
-        say_once(
+        warn_once(
             f"the obs column {name!r} of {dataset.place} holds {stored} and is read as {dtype}: integers beyond "
             f"{exact:,} are rounded. For names use a category (adata.obs[{name!r}].astype('category'))",
             key=f"obs {name} {stored} {dtype}",

@@ -26,7 +26,7 @@ from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.matrices import MatrixPlan
 from rankwise.data.store import BoxPlan, BoxReader
 
-__all__ = ["RowPlan", "Shelf", "read_one"]
+__all__ = ["RowPlan", "ScratchPools", "read_one"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,14 +60,14 @@ class RowPlan:
         )  # fmt: skip
 
 
-class Shelf:
+class ScratchPools:
     """Scratch memory for converting rows: one pool for each thread that reads at the same time, reused."""
 
     def __init__(self) -> None:
         self._held: list[MemoryPool] = []
 
-    def __reduce__(self) -> tuple[type[Shelf], tuple[()]]:
-        return Shelf, ()
+    def __reduce__(self) -> tuple[type[ScratchPools], tuple[()]]:
+        return ScratchPools, ()
 
     @contextmanager
     def memory(self, num_pieces: int) -> Iterator[MemoryPool]:

@@ -17,7 +17,7 @@ from rankwise.data.rows.datasets import open_dataset
 from rankwise.data.rows.draws import DrawOptions
 from rankwise.data.rows.fields import FieldChoice, RowFields, read_fields
 from rankwise.data.rows.matrices import row_errors
-from rankwise.data.rows.plan import RowPlan, Shelf, read_one
+from rankwise.data.rows.plan import RowPlan, ScratchPools, read_one
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RowSource(BaseSource):
         self.datasets = tuple(open_dataset(place, self.reader) for one in named for place in one.places)
         self._chosen = ChosenRows.of(named, self.datasets, rows)
         self._fields = RowFields.of(self.datasets, choice)
-        self._shelf = Shelf()
+        self._shelf = ScratchPools()
 
     def __repr__(self) -> str:
         specs = {name: self._fields.spec(name) for name in self._fields.names}

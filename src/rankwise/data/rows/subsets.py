@@ -15,7 +15,7 @@ from rankwise.data.rows.blockwise import blocks, places_where, row_dtype, taken
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["chosen_rows", "part_of_groups", "part_of_rows", "rows_of_part", "say_split"]
+__all__ = ["chosen_rows", "log_split", "part_of_groups", "part_of_rows", "rows_of_part"]
 
 _LOG = logging.getLogger("rankwise.rows")
 
@@ -120,7 +120,7 @@ def rows_of_part(part: NDArray, number: int) -> NDArray:
     return places_where(len(part), lambda block: part[block] == number)
 
 
-def say_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:
+def log_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:
     """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes."""
     text = ", ".join(
         f"{name}: {size} of {total} rows{'' if asked is None else f' (asked for {asked:.3g})'}"

@@ -13,7 +13,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError
 
-__all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache", "Serials", "chunk_keys"]
+__all__ = ["DEFAULT_CACHE_BYTES", "ArrayNumbers", "ChunkCache", "chunk_keys"]
 
 DEFAULT_CACHE_BYTES = 256 * 2**20
 
@@ -104,7 +104,7 @@ def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
     return list(map((serial << 64).__or__, numbers.tolist()))
 
 
-class Serials:
+class ArrayNumbers:
     """Remembers the numbers of the most recently used arrays; thread-safe."""
 
     def __init__(self, most: int = _MOST_ARRAYS) -> None:
@@ -122,7 +122,7 @@ class Serials:
                 self._known.popitem(last=False)
             return self._known[value]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Give every array a new number from now on."""
         with self._lock:
             self._known.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankwise.diagnose.report.markup import Columns, Markup, el, join, none, not_recorded, records_table, told
+from rankwise.diagnose.report.markup import Columns, Markup, el, join, none, not_recorded, records_table, text_of
 from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_dicts
 from rankwise.diagnose.report.series import summary
 
@@ -31,7 +31,7 @@ def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> lis
     if run.logs.skipped or _num_lost(run):
         found.append(("warning", "samples were left out", "skipped"))
     if as_dict(run.profile.get("straggler")):
-        rank = told(as_dict(run.profile["straggler"]).get("rank"))
+        rank = text_of(as_dict(run.profile["straggler"]).get("rank"))
         found.append(("warning", f"rank {rank} is a straggler", "time"))
     found += [("warning", note, "notes") for note in run.notes]
     return found
@@ -60,7 +60,7 @@ def guard(run: RunRecord) -> Markup:
 def _guarded(run: RunRecord) -> list[tuple[str, str]]:
     """Return (where, text) of the guard's findings."""
     kept = [
-        (f"attempt {number}", told(one.get("text")))
+        (f"attempt {number}", text_of(one.get("text")))
         for number, record in run.findings
         for one in as_dicts(record.get("guard"))
     ]
@@ -74,7 +74,7 @@ def _num_lost(run: RunRecord) -> object:
 def skipped(run: RunRecord) -> Markup:
     """Return the section about skipped damaged samples: their number from the trainer, their names from the logs."""
     if _num_lost(run):
-        told_so = el("p", f"{told(_num_lost(run))} samples by step {told(run.findings[-1][1].get('num_steps'))}")
+        told_so = el("p", f"{text_of(_num_lost(run))} samples by step {text_of(run.findings[-1][1].get('num_steps'))}")
         return join([told_so, _log_lines(run.logs.skipped, "")])
     if not run.logs.are_kept:
         return not_recorded("the logs are kept by ", el("code", _KEPT))
@@ -95,12 +95,12 @@ def hangs(run: RunRecord) -> Markup:
 def _verdicts(run: RunRecord) -> list[tuple[str, str]]:
     """Return (where, text) of each hang: from the launcher's and the watch's records, else from the logs."""
     ended = [
-        ("ended the attempt", f"rank {told(one.get('rank'))} {told(one['hang'])}")
+        ("ended the attempt", f"rank {text_of(one.get('rank'))} {text_of(one['hang'])}")
         for one in run.failures
         if one.get("hang")
     ]
-    went_on = [("the run continued", told(one.get("text"))) for one in run.standstills]
-    saved = [(told(stall["file"]), told(as_dict(stall.get("verdict")).get("text"))) for stall in run.stalls]
+    went_on = [("the run continued", text_of(one.get("text"))) for one in run.standstills]
+    saved = [(text_of(stall["file"]), text_of(as_dict(stall.get("verdict")).get("text"))) for stall in run.stalls]
     return [*ended, *went_on, *saved] or list(run.logs.hangs)
 
 
@@ -111,10 +111,10 @@ def lint(run: RunRecord) -> Markup:
             el("code", f"rankwise lint --output-format json SCRIPT > {run.name}/lint.json"), ", or --lint FILE"
         )
     columns: Columns = {
-        "level": lambda one: badge(told(one.get("level"))),
+        "level": lambda one: badge(text_of(one.get("level"))),
         "rule": "code",
         "name": "slug",
-        "place": lambda one: f"{told(one.get('file'))}:{told(one.get('line'))}",
+        "place": lambda one: f"{text_of(one.get('file'))}:{text_of(one.get('line'))}",
         "what": "message",
     }
     return records_table(run.lint, columns, name=f"lint findings of {run.name}") or none("nothing found")
@@ -126,11 +126,11 @@ def doctor(run: RunRecord) -> Markup:
         return not_recorded(el("code", f"rankwise doctor --json > {run.name}/doctor.json"), ", or --doctor FILE")
     checks = sorted(run.doctor, key=lambda check: {"fail": 0, "warn": 1}.get(str(check.get("status")), 2))
     columns: Columns = {
-        "": lambda check: badge(told(check.get("status"))),
+        "": lambda check: badge(text_of(check.get("status"))),
         "section": "section",
         "check": "name",
         "evidence": "evidence",
-        "mend": lambda check: told(check.get("mend")) or "-",
+        "mend": lambda check: text_of(check.get("mend")) or "-",
     }
     bad = sum(check.get("status") in ("fail", "warn") for check in checks)
     inner = records_table(checks, columns, name=f"doctor's checks of {run.name}")

@@ -18,7 +18,7 @@ __all__ = [
     "records_table",
     "short_number",
     "table",
-    "told",
+    "text_of",
 ]
 
 Columns = dict[str, str | Callable[[dict[str, Any]], object]]
@@ -82,7 +82,7 @@ def records_table(records: Sequence[dict[str, Any]], columns: Columns, *, name: 
         name: its name for screen readers.
     """
     rows = [
-        [told(record.get(cell)) if isinstance(cell, str) else cell(record) for cell in columns.values()]
+        [text_of(record.get(cell)) if isinstance(cell, str) else cell(record) for cell in columns.values()]
         for record in records
     ]
     return table(list(columns), rows, name=name) if rows else None
@@ -115,7 +115,7 @@ def island(name: str, value: Any) -> Markup:
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
 
 
-def told(value: object) -> str:
+def text_of(value: object) -> str:
     """Return a value of a run's files in readable form."""
     if value is None:
         return "-"
@@ -127,7 +127,7 @@ def told(value: object) -> str:
 
 
 def short_number(value: object) -> str:
-    """Return a measured number with three digits; other values as `told` does."""
+    """Return a measured number with three digits; other values as `text_of` does."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not -1e15 < value < 1e15:
-        return told(value)
+        return text_of(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

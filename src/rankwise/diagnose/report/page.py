@@ -14,7 +14,7 @@ from typing import Any
 from rankwise._files import write_named
 from rankwise._version import __version__
 from rankwise.diagnose.report import findings, sections
-from rankwise.diagnose.report.markup import Markup, el, island, join, none, not_recorded, table, told
+from rankwise.diagnose.report.markup import Markup, el, island, join, none, not_recorded, table, text_of
 from rankwise.diagnose.report.run_record import RunRecord, read_run, read_saved
 from rankwise.diagnose.report.series import collect, envelope, summary
 from rankwise.errors import ConfigError
@@ -144,7 +144,7 @@ def _figure(name: str, number: int, of_runs: list[tuple[int, list[tuple[int, flo
 
 
 def _at(point: tuple[int, float] | None) -> str:
-    return "-" if point is None else f"{told(point[1])} at {point[0]}"
+    return "-" if point is None else f"{text_of(point[1])} at {point[0]}"
 
 
 def _body(
@@ -192,14 +192,14 @@ def _cards(runs: Sequence[RunRecord], curves: Curves) -> Markup:
         last = max((line["step"] for line in run.lines), default=None)
         facts = [
             ("status", el("span", run.status, class_=f"badge {'good' if run.status == 'finished' else 'odd'}")),
-            ("steps", told(last)),
+            ("steps", text_of(last)),
             ("attempts", len(run.attempts)),
-            ("ranks", told(run.attempts[-1][1].get("world_size")) if run.attempts else "-"),
+            ("ranks", text_of(run.attempts[-1][1].get("world_size")) if run.attempts else "-"),
             ("created", sections.moment(run.config.get("created"))),
             ("last line", sections.moment(run.lines[-1].get("time")) if run.lines else "-"),
         ]
         final = run.finished.get("values")
-        facts += [(name, told(value)) for name, value in final.items()][:12] if isinstance(final, dict) else []
+        facts += [(name, text_of(value)) for name, value in final.items()][:12] if isinstance(final, dict) else []
         look = [
             el("li", findings.badge(level), el("a", text, href=f"#{place}"))
             for level, text, place in findings.attention(run, found)[:20]

@@ -17,7 +17,7 @@ from rankwise.diagnose.report.markup import (
     records_table,
     short_number,
     table,
-    told,
+    text_of,
 )
 from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_dicts, as_list
 from rankwise.diagnose.report.series import is_number
@@ -34,7 +34,7 @@ def moment(seconds: object) -> str:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
-        return told(seconds)
+        return text_of(seconds)
 
 
 def size_text(num_bytes: float) -> str:
@@ -65,14 +65,14 @@ def _flat(run: RunRecord) -> dict[str, str]:
     command = around.get("command")
     flat = {
         "directory": str(run.path),
-        "command": " ".join(map(str, command)) if isinstance(command, list) else told(command),
+        "command": " ".join(map(str, command)) if isinstance(command, list) else text_of(command),
         "code": f"{code.get('commit')}{' + changes' if code.get('dirty') else ''}" if code else "no git repository",
-        "ranks": f"{told(around.get('world_size'))} on {told(around.get('num_nodes'))} machine(s)",
-        "device": f"{told(around.get('device'))}, {told(around.get('backend'))}",
+        "ranks": f"{text_of(around.get('world_size'))} on {text_of(around.get('num_nodes'))} machine(s)",
+        "device": f"{text_of(around.get('device'))}, {text_of(around.get('backend'))}",
         "created": moment(run.config.get("created")),
     }
     taken = {"command", "code", "world_size", "num_nodes", "device", "backend", "time", "pid", "interrupted", "changed"}
-    flat |= {name: told(value) for name, value in around.items() if name not in taken}
+    flat |= {name: text_of(value) for name, value in around.items() if name not in taken}
     _flatten("", as_dict(run.config.get("config")), flat, depth=0)
     return flat
 
@@ -82,7 +82,7 @@ def _flatten(prefix: str, value: dict[str, Any], into: dict[str, str], *, depth:
         if isinstance(inner, dict) and inner and depth < 6:
             _flatten(f"{prefix}{name}.", inner, into, depth=depth + 1)
         else:
-            into[f"config {prefix}{name}"] = told(inner)
+            into[f"config {prefix}{name}"] = text_of(inner)
 
 
 def attempts(run: RunRecord) -> Markup:
@@ -95,10 +95,10 @@ def attempts(run: RunRecord) -> Markup:
         [
             number,
             moment(record.get("time")),
-            told(record.get("host")),
-            told(record.get("world_size")),
-            told(starts.get(number)),
-            told(max((line["step"] for line in run.lines if line["attempt"] == number), default=None)),
+            text_of(record.get("host")),
+            text_of(record.get("world_size")),
+            text_of(starts.get(number)),
+            text_of(max((line["step"] for line in run.lines if line["attempt"] == number), default=None)),
             _ending(run, number, record, end),
             ", ".join(map(str, as_list(record.get("changed")))) or "-",
         ]
@@ -112,7 +112,7 @@ def _failures(run: RunRecord) -> Markup:
     """Return the launcher's failure records; a failure before the run was opened belongs to no attempt."""
     columns: Columns = {
         "failed": lambda one: moment(one.get("time")),
-        "rank": lambda one: f"{told(one.get('rank'))} of {told(one.get('world_size'))}",
+        "rank": lambda one: f"{text_of(one.get('rank'))} of {text_of(one.get('world_size'))}",
         "host": "host",
         "exit": _exit,
         "step": "step",
@@ -126,31 +126,35 @@ def _failures(run: RunRecord) -> Markup:
 def _exit(one: dict[str, Any]) -> str:
     if one.get("hang"):
         return "hung"
-    return told(one.get("signal")) if one.get("signal") else told(one.get("status", one.get("exitcode")))
+    return text_of(one.get("signal")) if one.get("signal") else text_of(one.get("status", one.get("exitcode")))
 
 
 def _detail(one: dict[str, Any]) -> Markup | None:
     """Return the traceback or stacks of a failure, and how the other ranks ended."""
-    places = [f"rank {rank} was at {told(place)}" for rank, place in as_dict(one.get("places")).items()]
-    lines = [str(one.get("traceback") or "").rstrip(), *places, *map(told, as_list(one.get("others")))]
+    places = [f"rank {rank} was at {text_of(place)}" for rank, place in as_dict(one.get("places")).items()]
+    lines = [str(one.get("traceback") or "").rstrip(), *places, *map(text_of, as_list(one.get("others")))]
     text = "\n".join(line for line in lines if line)
     if not text:
         return None
-    title = f"{moment(one.get('time'))}: rank {told(one.get('traceback_of', one.get('rank')))}, and the others"
+    title = f"{moment(one.get('time'))}: rank {text_of(one.get('traceback_of', one.get('rank')))}, and the others"
     return el("details", el("summary", title), el("pre", text))
 
 
 def _ending(run: RunRecord, number: int, record: dict[str, Any], end: object) -> str:
     asked = as_dict(record.get("interrupted"))
     if asked:
-        return f"saved and stopped at step {told(asked.get('step'))}: {told(asked.get('reason'))}"
+        return f"saved and stopped at step {text_of(asked.get('step'))}: {text_of(asked.get('reason'))}"
     if run.finished.get("attempt") == number:
         return "finished"
     begin = record.get("time")
     for one in run.failures:
         when = one.get("time")
         if is_number(begin) and is_number(when) and begin <= when and not (is_number(end) and when >= end):
-            return f"rank {told(one.get('rank'))} {told(one.get('cause'))}" if "rank" in one else told(one.get("cause"))
+            return (
+                f"rank {text_of(one.get('rank'))} {text_of(one.get('cause'))}"
+                if "rank" in one
+                else text_of(one.get("cause"))
+            )
     if number == run.attempts[-1][0] and run.status == "running":
         return "running"
     return "not recorded: the launcher was killed as well, or it was not rankwise run --run-dir"
@@ -160,13 +164,13 @@ def checkpoints(run: RunRecord) -> Markup:
     """Return the existing checkpoints, with the best one marked."""
     best, why = _best(run)
     columns: Columns = {
-        "step": lambda info: el("strong", info["step"], " ★ best") if info is best else told(info["step"]),
+        "step": lambda info: el("strong", info["step"], " ★ best") if info is best else text_of(info["step"]),
         "saved": lambda info: moment(info.get("time")),
         "attempt": "attempt",
         "ranks": "world_size",
         "size": lambda info: size_text(info["size"]),
         "metrics": lambda info: (
-            ", ".join(f"{name} {told(value)}" for name, value in as_dict(info.get("metrics")).items()) or "-"
+            ", ".join(f"{name} {text_of(value)}" for name, value in as_dict(info.get("metrics")).items()) or "-"
         ),
     }
     shown = records_table(run.checkpoints, columns, name=f"checkpoints of {run.name}")
@@ -202,8 +206,8 @@ def profile(run: RunRecord) -> Markup:
         return not_recorded("run ", el("code", "rankwise profile"))
     rows = [
         [
-            told(rank.get("rank")),
-            told(rank.get("host")),
+            text_of(rank.get("rank")),
+            text_of(rank.get("host")),
             _ms(rank.get("step_ms")),
             *(_ms(as_dict(rank.get("mean_ms")).get(part)) for part in parts),
             _ms(rank.get("ready_ms")),
@@ -214,8 +218,8 @@ def profile(run: RunRecord) -> Markup:
     head = ["rank", "host", "step", *parts, "first bucket ready", "score"]
     return join(
         [
-            el("p", f"{_ms(found.get('step_ms'))} a step (median), {told(found.get('world_size'))} ranks, "
-               f"{told(found.get('device'))}, {len(as_list(found.get('steps')))} steps recorded."),
+            el("p", f"{_ms(found.get('step_ms'))} a step (median), {text_of(found.get('world_size'))} ranks, "
+               f"{text_of(found.get('device'))}, {len(as_list(found.get('steps')))} steps recorded."),
             _bars(parts, ranks),
             table(head, rows, name=f"times per rank of {run.name}"),
             _straggler(as_dict(found.get("straggler"))),
@@ -244,7 +248,7 @@ def _bars(parts: Sequence[str], ranks: Sequence[dict[str, Any]]) -> Markup:
             left += width
         label = ", ".join(f"{part} {_ms(value)}" for part, value in zip(parts, row, strict=True))
         bar = el("svg", *pieces, width="100%", height=18, role="img", aria_label=label)
-        rows.append(el("div", el("span", f"rank {told(rank.get('rank'))}"), bar, class_="bar"))
+        rows.append(el("div", el("span", f"rank {text_of(rank.get('rank'))}"), bar, class_="bar"))
     keys = [el("li", el("i", class_=f"part{index % 8}"), part) for index, part in enumerate(parts)]
     more = el("p", f"the first 64 of {len(ranks)} ranks", class_="note") if len(ranks) > 64 else None
     return join([el("ul", *keys, class_="key"), *rows, more])
@@ -260,7 +264,7 @@ def _straggler(found: dict[str, Any]) -> Markup:
     share = _number(found.get("last_share"))
     return el(
         "p",
-        el("strong", f"Straggler: rank {told(found.get('rank'))}"),
+        el("strong", f"Straggler: rank {text_of(found.get('rank'))}"),
         f", {_ms(found.get('lag_ms'))} behind the median rank, last in {share:.0%} of the steps, "
         f"score {short_number(found.get('score'))}.",
         class_="warn",
@@ -279,7 +283,7 @@ _CAUSES: Columns = {
 
 def _sweep(found: dict[str, Any]) -> Markup | None:
     columns: Columns = {
-        told(found.get("setting")): "value",
+        text_of(found.get("setting")): "value",
         "step": lambda one: _ms(one.get("step_ms")),
         "quartiles": lambda one: f"{_ms(one.get('low_ms'))} to {_ms(one.get('high_ms'))}",
         "verdict": "verdict",
@@ -289,12 +293,12 @@ def _sweep(found: dict[str, Any]) -> Markup | None:
 
 def scaling(run: RunRecord) -> Markup | None:
     """Return the throughput by number of ranks; None if not measured."""
-    unit = told(run.scaling.get("unit"))
+    unit = text_of(run.scaling.get("unit"))
     columns: Columns = {
         "ranks": "ranks",
         "throughput": lambda size: f"{short_number(size.get('throughput'))} {unit}",
         "quartiles": lambda size: f"{short_number(size.get('low'))} to {short_number(size.get('high'))}",
         "efficiency": lambda size: short_number(size.get("efficiency")),
-        "verdict": lambda size: told(size.get("text") or size.get("verdict")),
+        "verdict": lambda size: text_of(size.get("text") or size.get("verdict")),
     }
     return records_table(as_dicts(run.scaling.get("sizes")), columns, name="scaling")

@@ -13,7 +13,7 @@ from typing import Any
 from rankwise import vitals
 from rankwise.diagnose.watch.registry import Entry
 from rankwise.launch.failures.culprit import Culprit, find_culprit
-from rankwise.launch.failures.observation import Sighting, describe_sightings, look, sighting_from
+from rankwise.launch.failures.observation import Observation, describe_observations, observation_from, observe
 from rankwise.launch.local.sessions import process_state
 from rankwise.vitals import Vital
 
@@ -31,7 +31,7 @@ class Evidence:
         idle_s: time since any of them made progress.
     """
 
-    ranks: Sequence[Sighting]
+    ranks: Sequence[Observation]
     idle_s: float
 
     def to_json(self) -> str:
@@ -51,7 +51,7 @@ class Evidence:
         try:
             found = json.loads(text)
             stacks = found["stacks"]
-            ranks = [sighting_from({**state, "stacks": stacks[str(state["rank"])]}) for state in found["states"]]
+            ranks = [observation_from({**state, "stacks": stacks[str(state["rank"])]}) for state in found["states"]]
             return cls(ranks=ranks, idle_s=float(found["idle_s"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a message of a watched rank: {error!r}") from error
@@ -83,10 +83,10 @@ def idle_s(vital: Vital) -> float:
 def collect(entries: Sequence[Entry]) -> Evidence:
     """Ask this machine's ranks for their stacks and last calls, and note those that have ended."""
     found = read_vitals(entries)
-    ranks = [replace(seen, said=_describe(vital, seen)) for vital, seen in zip(found, look(found), strict=True)]
+    ranks = [replace(seen, said=_describe(vital, seen)) for vital, seen in zip(found, observe(found), strict=True)]
     alive = {vital.rank for vital in found}
     ranks += [
-        Sighting(rank=entry.rank, state="gone", said=f"process {entry.pid} on {entry.name} has ended")
+        Observation(rank=entry.rank, state="gone", said=f"process {entry.pid} on {entry.name} has ended")
         for entry in entries
         if entry.rank not in alive
     ]
@@ -94,7 +94,7 @@ def collect(entries: Sequence[Entry]) -> Evidence:
     return Evidence(ranks=sorted(ranks, key=lambda seen: seen.rank), idle_s=idle)
 
 
-def _describe(vital: Vital, seen: Sighting) -> str:
+def _describe(vital: Vital, seen: Observation) -> str:
     if seen.state == "stopped":
         return f"process {vital.pid} is stopped"
     return vital.place if vital.num_beats else ""
@@ -103,7 +103,7 @@ def _describe(vital: Vital, seen: Sighting) -> str:
 def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tuple[Culprit, str]:
     """Return the verdict and the report text: the verdict first, then every rank's stacks."""
     verdict = find_culprit(evidence.ranks)
-    text = describe_sightings(f"{headline}\n{verdict.text}", [seen for seen in evidence.ranks if seen.stacks])
+    text = describe_observations(f"{headline}\n{verdict.text}", [seen for seen in evidence.ranks if seen.stacks])
     silent = [seen for seen in evidence.ranks if not seen.stacks]
     text += "".join(f"\nrank {seen.rank}: {seen.where or 'does not answer'}" for seen in silent)
     if missing:

@@ -143,8 +143,8 @@ class Connection:
         """Close the connection; a second call does nothing."""
         if not self.lost:
             self.lost = why
-            self._loop.forget_every(self.tick)
-            self._loop.forget(self._socket.fileno())
+            self._loop.remove_timer(self.tick)
+            self._loop.remove(self._socket.fileno())
             self._socket.close()
 
     def _lose(self, lost: ConnectionLost) -> None:
@@ -268,9 +268,9 @@ class Client(Connection):
         self.error: LaunchError | None = None
         self.silent = self.welcome = False
         self.host, self._handle, self._notify = host, obey, ended
-        super().__init__(connected, token, loop, obey=self._hear, ended=self._end, first=first)
+        super().__init__(connected, token, loop, obey=self._receive, ended=self._end, first=first)
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         if message.get("kind") == "refused":
             where = f"{self.host} ({self.addresses[1]})"
             self.error = LaunchError(f"the rendezvous at {where} refuses this node: {message.get('why')}")

@@ -78,7 +78,7 @@ class Coordinator(Server):
     def _move(self, host: str) -> None:
         """Send all nodes to the rendezvous of another host, which decides from now on."""
         self._moved_to, self._membership.phase = host, "over"
-        self.tell([Order({"kind": "moved", "host": host})])
+        self.send_orders([Order({"kind": "moved", "host": host})])
 
     def obey(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
         """Do what a node, or another rendezvous, demands."""
@@ -99,7 +99,7 @@ class Coordinator(Server):
         elif kind != "still" or int(message["round"]) == members.number - 1:
             super().obey(node, message)
             members.held_until_s = self._hangs.held_until_s
-        self.tell(orders)
+        self.send_orders(orders)
 
     def _join(self, node: RemoteNode, message: Mapping[str, Any], now: float) -> list[Order]:
         node.name = str(message["name"])
@@ -146,16 +146,16 @@ class Coordinator(Server):
 
     def lose(self, node: RemoteNode, lost: ConnectionLost) -> None:
         """Decide how the run goes on without a node."""
-        self.tell(self._membership.gone(node.key, str(lost), time.monotonic(), silent=lost.silent))
+        self.send_orders(self._membership.gone(node.key, str(lost), time.monotonic(), silent=lost.silent))
 
-    def tell(self, orders: Iterable[Order]) -> None:
+    def send_orders(self, orders: Iterable[Order]) -> None:
         """Send messages to members; the start of a round ends the question about the ranks of the one before."""
         for order in orders:
             if order.message["kind"] == "start":
-                self._hangs.forget()
-            super().tell([order])
+                self._hangs.reset()
+            super().send_orders([order])
 
     def tick(self) -> None:
         """Do what is due."""
-        self.tell(self._membership.tick(time.monotonic()))
+        self.send_orders(self._membership.tick(time.monotonic()))
         super().tick()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.launch.elastic.member import Order
 from rankwise.launch.failures.culprit import blame, choose
-from rankwise.launch.failures.observation import Sighting, describe_sightings, sighting_from
+from rankwise.launch.failures.observation import Observation, describe_observations, observation_from
 from rankwise.launch.failures.verdict import Failure
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class View:
     """
 
     quiet_s: float | None
-    found: tuple[Sighting, ...]
+    found: tuple[Observation, ...]
     missing: tuple[int, ...]
 
 
@@ -47,7 +47,7 @@ def _view_from(message: Mapping[str, Any]) -> View:
         ValueError: a field has an invalid value.
     """
     quiet_s = message["quiet_s"]
-    found = tuple(sighting_from(seen) for seen in message["ranks"])
+    found = tuple(observation_from(seen) for seen in message["ranks"])
     missing = tuple(int(rank) for rank in message["missing"])
     return View(quiet_s=None if quiet_s is None else float(quiet_s), found=found, missing=missing)
 
@@ -114,7 +114,7 @@ class HangDetector:
         self._inquiry.views[key] = _view_from(message)
         return self.conclude(now)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forget the question: its ranks have ended."""
         self._inquiry, self.held_until_s = None, 0.0
 
@@ -157,7 +157,7 @@ class HangDetector:
             line += f"; look at rank {culprit.rank} on node {nodes.get(key, '?')}{': ' + why if why else ''}"
             whole.add(key)
         line += aside
-        text = describe_sightings(line, found, missing)
+        text = describe_observations(line, found, missing)
         return [
             Order({"kind": "standstill", "text": text}, tuple(key for key in whole if key is not None)),
             Order({"kind": "standstill", "text": line}, tuple(key for key in nodes if key not in whole)),

@@ -117,25 +117,25 @@ class Membership:
                     self._ends_as_minority(here, f"node {member} was lost", member.first_rank)
         return self.tick(now)
 
-    def _tell(self, kind: str, *, to: Iterable[int] | None = None, **fields: Any) -> None:
+    def _order(self, kind: str, *, to: Iterable[int] | None = None, **fields: Any) -> None:
         self._out.append(Order({"kind": kind, **fields}, None if to is None else tuple(to)))
 
     def _say(self, text: str) -> None:
-        self._tell("say", text=text, detail="")
+        self._order("say", text=text, detail="")
 
     def _stop(self, *, in_peace: bool) -> None:
         if self.phase == "stopping" and (in_peace or self._hurried):
             return
         self.phase, self._hurried = "stopping", not in_peace
         keys = [key for key in self.round if key in self.members and self.members[key].done is None]
-        self._tell("stop", to=keys, in_peace=in_peace)
+        self._order("stop", to=keys, in_peace=in_peace)
 
     def tick(self, now: float) -> list[Order]:
         """Decide what is due; return this, and what was decided since the last call."""
         if self.phase in {"running", "stopping"}:
             here = [self.members[key] for key in self.round if key in self.members]
             if all(member.done is not None for member in here):
-                self._judge(here, now)
+                self._decide(here, now)
             elif self._doubt_until_s is not None and now >= max(self._doubt_until_s, self.held_until_s):
                 self._stop(in_peace=False)
             elif self.phase == "running" and self._may_grow(now):
@@ -154,7 +154,7 @@ class Membership:
             for member in self.members.values()
         )
 
-    def _judge(self, here: list[Member], now: float) -> None:
+    def _decide(self, here: list[Member], now: float) -> None:
         """Decide after the end of a round: all its ranks have ended, or their nodes are lost."""
         ends = [member.done for member in here if member.done is not None]
         states = [done.status for done in ends]
@@ -206,9 +206,9 @@ class Membership:
             line += f" (the ranks of node {', '.join(early)} had finished: do all ranks call the same collectives?)"
         for key, other in self.members.items():
             if other is member:
-                self._tell("report", to=[key], line=line)
+                self._order("report", to=[key], line=line)
             else:
-                self._tell("say", to=[key], text=line, detail=done.text if other.home else "")
+                self._order("say", to=[key], text=line, detail=done.text if other.home else "")
         self.failures += 1
         if self.failures <= self.max_restarts:
             self._say(f"starting all ranks again, restart {self.failures} of {self.max_restarts}")
@@ -264,7 +264,7 @@ class Membership:
         for node_rank, member in enumerate(here):
             member.node_rank, member.first_rank, member.port, member.done = node_rank, first, None, None
             first += member.num_ranks
-            self._tell("start", to=[member.key], node_rank=node_rank, first_rank=member.first_rank, **start)
+            self._order("start", to=[member.key], node_rank=node_rank, first_rank=member.first_rank, **start)
         self._hurried, self._doubt_until_s, self.held_until_s = False, None, 0.0
         self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
         self.number, self.quorum = self.number + 1, 0
@@ -283,7 +283,7 @@ class Membership:
 
     def _record(self, line: str, rank: int) -> None:
         """Record in the run directory why a round ended, if no rank's report says it."""
-        self._tell("record", to=[key for key, member in self.members.items() if member.home], line=line, rank=rank)
+        self._order("record", to=[key for key, member in self.members.items() if member.home], line=line, rank=rank)
 
     def _end(
         self,
@@ -302,4 +302,4 @@ class Membership:
         self.phase = "over"
         if exitcode and not recorded:
             self._record(line, rank)
-        self._tell("end", exitcode=exitcode, again=again, signal=signal, line=line, rank=rank)
+        self._order("end", exitcode=exitcode, again=again, signal=signal, line=line, rank=rank)

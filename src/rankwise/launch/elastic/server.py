@@ -83,9 +83,9 @@ class Server:
                 self._hangs.home = node.key
             node.send({"kind": "welcome"})
         elif kind == "still" and node.is_member:
-            self.tell(self._hangs.ask(node.key, message, now))
+            self.send_orders(self._hangs.ask(node.key, message, now))
         elif kind == "seen":
-            self.tell(self._hangs.note_view(node.key, message, now))
+            self.send_orders(self._hangs.note_view(node.key, message, now))
 
     def at_work(self) -> Mapping[int, str]:
         """Return the names of the nodes with running ranks, by key; {} when the ranks are being ended."""
@@ -101,14 +101,14 @@ class Server:
 
     def close(self) -> None:
         """Stop listening and close all connections; a second call does nothing."""
-        self._loop.forget_every(self.tick)
+        self._loop.remove_timer(self.tick)
         if self._listener.fileno() >= 0:
-            self._loop.forget(self._listener.fileno())
+            self._loop.remove(self._listener.fileno())
             self._listener.close()
         for node in self._nodes:
             node.close()
 
-    def tell(self, orders: Iterable[Order]) -> None:
+    def send_orders(self, orders: Iterable[Order]) -> None:
         """Send messages to members."""
         for message, keys in orders:
             for node in self.members:
@@ -123,7 +123,7 @@ class Server:
             elif time.monotonic() > node.begun_s + _STRANGER_S:
                 node.close()
         self._nodes = [node for node in self._nodes if not node.lost]
-        self.tell(self._hangs.conclude(time.monotonic()))
+        self.send_orders(self._hangs.conclude(time.monotonic()))
 
     def _accept(self) -> None:
         try:
@@ -133,11 +133,11 @@ class Server:
         strangers = [node for node in self._nodes if not node.is_member and not node.lost]
         if len(strangers) >= _MAX_STRANGERS:
             strangers[0].close()
-        node = RemoteNode(self._next_key, connected, self._token, self._loop, obey=self._hear, ended=self._end)
+        node = RemoteNode(self._next_key, connected, self._token, self._loop, obey=self._receive, ended=self._end)
         self._next_key += 1
         self._nodes.append(node)
 
-    def _hear(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
+    def _receive(self, node: RemoteNode, message: Mapping[str, Any]) -> None:
         try:
             self.obey(node, message)
         except (KeyError, TypeError, ValueError) as error:

@@ -14,13 +14,13 @@ from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["SplitBrain", "Standing"]
+__all__ = ["Priority", "SplitBrain"]
 
 _AGAIN_S = 2.0
 _ANSWER_S = 5.0
 
 
-class Standing(NamedTuple):
+class Priority(NamedTuple):
     """Ranks two rendezvous of one run, compared field by field; the greater one stays.
 
     Attributes:
@@ -75,7 +75,7 @@ class SplitBrain:
 
     def close(self) -> None:
         """Stop looking."""
-        self._loop.forget_every(self._ask_all)
+        self._loop.remove_timer(self._ask_all)
         for client in self._asked.values():
             client.close()
 
@@ -83,19 +83,19 @@ class SplitBrain:
         """Compare with a rendezvous that asks; return the answer, None if it gets none."""
         if message.get("run") != self._run or self._membership.phase == "over":
             return None
-        own = self._standing()
+        own = self._priority()
         self._compare(message)
-        return {"kind": "standing", "standing": own}
+        return {"kind": "priority", "priority": own}
 
-    def _standing(self) -> Standing:
+    def _priority(self) -> Priority:
         members = self._membership
         at_work = len(members.round) if members.phase in {"running", "stopping"} else 0
-        return Standing(at_work=at_work, number=members.number, place=self._place, host=self._host, id=self._id)
+        return Priority(at_work=at_work, number=members.number, place=self._place, host=self._host, id=self._id)
 
     def _compare(self, message: Mapping[str, Any]) -> None:
         """Compare with another rendezvous of this run: if the other one ranks higher, all nodes go there."""
-        other = Standing(*message["standing"])
-        if other.id != self._id and other > self._standing() and self._membership.phase != "over":
+        other = Priority(*message["priority"])
+        if other.id != self._id and other > self._priority() and self._membership.phase != "over":
             self._moved(other.host)
 
     def _ask_all(self) -> None:
@@ -115,14 +115,14 @@ class SplitBrain:
                     name,
                     self._token,
                     self._loop,
-                    lambda: {"kind": "probe", "run": self._run, "standing": self._standing()},
-                    obey=partial(self._hear, name),
+                    lambda: {"kind": "probe", "run": self._run, "priority": self._priority()},
+                    obey=partial(self._receive, name),
                     ended=partial(self._drop, name),
                 )
 
-    def _hear(self, name: str, message: Mapping[str, Any]) -> None:
+    def _receive(self, name: str, message: Mapping[str, Any]) -> None:
         self._drop(name)
-        if message.get("kind") == "standing":
+        if message.get("kind") == "priority":
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 self._compare(message)
 

@@ -23,7 +23,7 @@ from rankwise.launch.failures.record import keep, keep_standstill
 from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.console import Console, log_text
 from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
@@ -58,9 +58,9 @@ def supervise_node(job: Job) -> Outcome:
         finally:
             node.close()
     if outcome.again:
-        console.say("the ranks have saved and ended as requested: the same command resumes the run")
+        console.log("the ranks have saved and ended as requested: the same command resumes the run")
     elif outcome.text and outcome.text not in node.told:
-        console.say(outcome.text)
+        console.log(outcome.text)
     console.flush()
     return outcome
 
@@ -77,7 +77,7 @@ class _Node:
         self._job, self._nodes, self._loop, self._console = job, nodes, loop, console
         self._token, self._token_source = read_token(nodes.token_file)
         self._like = describe_node(job.target, nodes, max_restarts=job.max_restarts)
-        self._discovery = Discovery(nodes, loop, console.say)
+        self._discovery = Discovery(nodes, loop, console.log)
         self._port = HeldPort(job.master_port)
         self._coordinator: Coordinator | None = None
         self._client: Client | None = None
@@ -153,14 +153,14 @@ class _Node:
             found = self._host(host, found, join)
         self._pending.clear()
         self._client = Client(
-            found, host, self._token, self._loop, lambda: join, obey=self._hear, ended=self._leave_attempt
+            found, host, self._token, self._loop, lambda: join, obey=self._receive, ended=self._leave_attempt
         )
         return self._client
 
     def _host(self, host: str, listener: socket.socket, join: Mapping[str, Any]) -> socket.socket:
         nodes = self._nodes
         address = listener.getsockname()
-        self._console.say(
+        self._console.log(
             f"the rendezvous is here, {host} ({address[0]}) port {address[1]}; token of {self._token_source}"
         )
         membership = Membership(
@@ -169,7 +169,7 @@ class _Node:
             begun_s=time.monotonic(),
             run_id=self._run_id or f"rankwise-{secrets.token_hex(8)}",
         )
-        self._coordinator = Coordinator(listener, membership, self._token, self._loop, say=self._console.say, home=join)
+        self._coordinator = Coordinator(listener, membership, self._token, self._loop, say=self._console.log, home=join)
         if len(nodes.rendezvous) > 1:
             self._coordinator.look_for_others(self._discovery.known, host, nodes.port)
         return socket.create_connection(address[:2])
@@ -190,12 +190,12 @@ class _Node:
             elif message["kind"] == "record":
                 lost = {"time": time.time(), "attempt": self._round - 1, "exitcode": 1}
                 lost |= {"rank": message["rank"], "cause": message["line"]}
-                keep(self._job.run_dir, lost, self._console.say)
+                keep(self._job.run_dir, lost, self._console.log)
             elif message["kind"] == "end":
                 return self._outcome(message)
             elif message["kind"] == "moved":
                 host, before = message["host"], client.host
-                self._console.say(
+                self._console.log(
                     f"the run continues at the rendezvous of {host}: this node leaves {before} and joins it"
                 )
                 self._dead = []
@@ -205,22 +205,22 @@ class _Node:
                     self._coordinator = None
                 return None
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _receive(self, message: Mapping[str, Any]) -> None:
         """Handle a message if it cannot wait until the ranks end."""
         kind = message["kind"]
         if kind == "say":
             self.told.add(message["text"])
-            self._console.say(message["text"])
+            self._console.log(message["text"])
             if message["detail"]:  # for the node of the rendezvous: the report of a rank that failed on another node
                 self._console.block(message["detail"].partition("\n")[2])
         elif kind == "report":  # the failure of a rank here is the cause of the round's end
             self.told.add(message["line"])
-            tell(self._console, self._text)
-            keep(self._job.run_dir, self._record, self._console.say)
+            log_text(self._console, self._text)
+            keep(self._job.run_dir, self._record, self._console.log)
         elif kind in INQUIRY_KINDS:
             obey_inquiry(message, self._attempt, send=self._send, tell=self._tell_standstill)
         elif kind == "stop" and self._attempt is not None:
-            self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
+            self._attempt.end_with_other_nodes(in_peace=bool(message["in_peace"]))
         else:
             self._pending.append(message)  # including a stop that belongs to a start before it
             if kind == "moved":
@@ -229,12 +229,12 @@ class _Node:
     def _leave_attempt(self) -> None:
         """End the ranks here: the run goes on without them, and what they saved now would be another branch of it."""
         if self._attempt is not None:
-            self._attempt.end_with_fellows(in_peace=False)
+            self._attempt.end_with_other_nodes(in_peace=False)
 
     def _tell_standstill(self, text: str) -> None:
-        tell(self._console, text)
+        log_text(self._console, text)
         if self._coordinator is not None:
-            keep_standstill(self._job.run_dir, text, self._console.say)
+            keep_standstill(self._job.run_dir, text, self._console.log)
 
     def _take_part(self, client: Client, start: Mapping[str, Any]) -> None:
         """Run this node's ranks of a round, and report how they ended."""
@@ -260,7 +260,7 @@ class _Node:
             loop=self._loop,
             console=self._console,
             logs=logs,
-            fellows=self,
+            other_nodes=self,
         )
         self._attempt, self._num_attempts = attempt, self._num_attempts + 1
         try:
@@ -313,7 +313,7 @@ class _Node:
         """Return how the run ends after the loss of the rendezvous, None if it may continue at another one."""
         what = f"the rendezvous at {client.host} is lost: {client.lost}"
         if not client.welcome:
-            self._console.say(what)
+            self._console.log(what)
             return None
         if self._interrupted is not None:
             return Outcome(interrupted=self._interrupted, num_attempts=self._num_attempts)
@@ -327,7 +327,7 @@ class _Node:
             return Outcome(failure=failure, num_attempts=self._num_attempts, text=f"{what}; {why}")
         # a silent rendezvous may continue without this node: only a majority of the nodes may continue without it
         self._quorum = self._last_size // 2 + 1 if client.silent else 0
-        self._console.say(
+        self._console.log(
             f"{what}; looking for {'it, or ' * client.silent}another one{',' * client.silent} at {', '.join(others)}"
         )
         return None

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rankwise.launch.failures.observation import Sighting
+from rankwise.launch.failures.observation import Observation
 from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.hardware import format_numbers
-from rankwise.vitals.stacks import tidy
+from rankwise.vitals.stacks import shorten_stacks
 
 __all__ = ["Culprit", "blame", "choose", "find_culprit"]
 
@@ -33,7 +33,7 @@ class Culprit:
     text: str
 
 
-def find_culprit(states: Sequence[Sighting]) -> Culprit:
+def find_culprit(states: Sequence[Observation]) -> Culprit:
     """Return which ranks block the others.
 
     Checked in this order: a process that ended or was stopped; a rank that has not joined a collective in which others
@@ -71,7 +71,7 @@ class _Group:
     """A process group in which at least one rank waits."""
 
     name: str
-    members: tuple[Sighting, ...]  # those with a known state
+    members: tuple[Observation, ...]  # those with a known state
     calls: Mapping[int, Mapping[int, Mapping[str, Any]]]  # rank -> number -> call, up to the last that the rank began
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class _Group:
         return f"{self.calls[rank][number]['name']} #{number} of {self}"
 
 
-def _open_groups(states: Sequence[Sighting]) -> list[_Group]:
+def _open_groups(states: Sequence[Observation]) -> list[_Group]:
     """Return the groups with an unfinished call of some rank; the default group comes first."""
     names: dict[tuple[str, tuple[int, ...]], None] = {}
     for state in states:
@@ -182,7 +182,7 @@ def _missing(group: _Group) -> Culprit | None:
     return Culprit(kind="missing", ranks=_ranks(behind), text=text)
 
 
-def _first_cause(missing: Sequence[Culprit], states: Sequence[Sighting]) -> Culprit:
+def _first_cause(missing: Sequence[Culprit], states: Sequence[Observation]) -> Culprit:
     """Do not blame a rank that misses one group's call because it waits in another group, unless all do."""
     missed = {rank for verdict in missing for rank in verdict.ranks}
     waiting = {state.rank for state in states if _has_open_call(state)}
@@ -195,11 +195,11 @@ def _first_cause(missing: Sequence[Culprit], states: Sequence[Sighting]) -> Culp
     return Culprit(kind="crossed", ranks=tuple(sorted(missed)), text=text)
 
 
-def _has_open_call(state: Sighting) -> bool:
+def _has_open_call(state: Observation) -> bool:
     return any(group["calls"] and group["calls"][-1]["ended"] is False for group in state.groups)
 
 
-def _by_stacks(states: Sequence[Sighting]) -> Culprit:
+def _by_stacks(states: Sequence[Observation]) -> Culprit:
     """Find the culprit from the stacks alone: no unfinished call is known."""
     busy = [state for state in states if not state.waits]
     if busy and len(busy) < len(states):
@@ -210,7 +210,7 @@ def _by_stacks(states: Sequence[Sighting]) -> Culprit:
     return Culprit(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
 
 
-def _where(states: Sequence[Sighting]) -> str:
+def _where(states: Sequence[Observation]) -> str:
     """Return where the ranks are, equal places once."""
     places: dict[str, list[int]] = {}
     for state in states:
@@ -227,7 +227,7 @@ def _where(states: Sequence[Sighting]) -> str:
     return ", ".join(" ".join(pair) for pair in told)
 
 
-def _waiting_text(others: Sequence[Sighting]) -> str:
+def _waiting_text(others: Sequence[Observation]) -> str:
     waiting = [state for state in others if _has_open_call(state) or state.waits]
     if not waiting:
         return ""
@@ -237,25 +237,25 @@ def _waiting_text(others: Sequence[Sighting]) -> str:
     return f"; {_wait(waiting, f'in {what}')}"
 
 
-def _lines(states: Sequence[Sighting]) -> str:
+def _lines(states: Sequence[Observation]) -> str:
     places = list(dict.fromkeys(state.place for state in states if state.place))
     return f", {places[0]}" if len(places) == 1 else (f", {len(places)} places" if places else "")
 
 
-def _names(states: Sequence[Sighting]) -> str:
+def _names(states: Sequence[Observation]) -> str:
     return f"rank{'s' if len(states) > 1 else ''} {format_numbers([state.rank for state in states])}"
 
 
-def _wait(states: Sequence[Sighting], where: str) -> str:
+def _wait(states: Sequence[Observation], where: str) -> str:
     return f"{_names(states)} {'waits' if len(states) == 1 else 'wait'} {where}{_lines(states)}"
 
 
-def _ranks(states: Sequence[Sighting]) -> tuple[int, ...]:
+def _ranks(states: Sequence[Observation]) -> tuple[int, ...]:
     return tuple(state.rank for state in states)
 
 
 def blame(
-    found: Sequence[Sighting],
+    found: Sequence[Observation],
     missing: Collection[int],
     reason: str,
     *,
@@ -267,7 +267,7 @@ def blame(
     returns.
 
     Args:
-        found: sightings of the running ranks; at least one unless a rank is missing.
+        found: observations of the running ranks; at least one unless a rank is missing.
         missing: ranks that have not begun.
         reason: why the ranks count as hung.
         gone: ranks that have ended with exit 0, and when.
@@ -288,7 +288,7 @@ def blame(
     return Failure(
         rank=rank,
         headline=headline,
-        detail=tidy(culprit.stacks),
+        detail=shorten_stacks(culprit.stacks),
         witness=culprit.rank,
         status=None,
         exitcode=1,
@@ -297,7 +297,7 @@ def blame(
     )
 
 
-def choose(found: Sequence[Sighting]) -> tuple[Sighting, str]:
+def choose(found: Sequence[Observation]) -> tuple[Observation, str]:
     """Return the rank that blocks the others, and the reason; the reason is "" for a single rank.
 
     Checked in this order: the collectives that torch has recorded; a process that is stopped or has no heartbeat; a
@@ -316,11 +316,11 @@ def choose(found: Sequence[Sighting]) -> tuple[Sighting, str]:
     return _choose_by_stacks(found)
 
 
-def _choose_by_stacks(found: Sequence[Sighting]) -> tuple[Sighting, str]:
+def _choose_by_stacks(found: Sequence[Observation]) -> tuple[Observation, str]:
     places = {seen.rank: seen.place for seen in found}
     here = Counter(places.values())
 
-    def suspect(seen: Sighting) -> tuple[tuple[int, int], int, float]:
+    def suspect(seen: Observation) -> tuple[tuple[int, int], int, float]:
         return _progress(seen), here[places[seen.rank]], -seen.quiet_s
 
     least = min(seen.waits for seen in found)
@@ -343,6 +343,6 @@ def _choose_by_stacks(found: Sequence[Sighting]) -> tuple[Sighting, str]:
     return first, f"{where}; it was the first to stop reporting"
 
 
-def _progress(seen: Sighting) -> tuple[int, int]:
+def _progress(seen: Observation) -> tuple[int, int]:
     none = -1
     return (none if seen.epoch is None else seen.epoch, none if seen.step is None else seen.step)

@@ -14,18 +14,18 @@ from rankwise import vitals
 from rankwise.launch.hardware import format_numbers
 from rankwise.launch.local.sessions import process_state
 from rankwise.vitals import Vital
-from rankwise.vitals.stacks import place, tidy, waits
+from rankwise.vitals.stacks import place, shorten_stacks, waits
 
 __all__ = [
-    "Sighting",
-    "describe_sightings",
+    "Observation",
+    "describe_observations",
     "is_frozen",
-    "look",
+    "observation_from",
+    "observation_of",
+    "observe",
     "read_running",
     "read_stacks",
     "shortened",
-    "sighting_from",
-    "sighting_of",
 ]
 
 _MESSAGE_CHARACTERS = 150_000
@@ -39,7 +39,7 @@ _WIDTH = 72
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sighting:
+class Observation:
     """What the supervisor sees of one rank; sent between machines, so it holds no clock readings, only durations.
 
     Attributes:
@@ -87,7 +87,7 @@ class Sighting:
         return asdict(self)
 
 
-def sighting_from(found: Mapping[str, Any]) -> Sighting:
+def observation_from(found: Mapping[str, Any]) -> Observation:
     """Build a sighting from what `to_dict` returned on another machine.
 
     Raises:
@@ -100,10 +100,10 @@ def sighting_from(found: Mapping[str, Any]) -> Sighting:
     if texts["state"] not in _STATES:
         raise ValueError(f"a rank is {' or '.join(sorted(_STATES))}, not {texts['state']!r}")
     groups = [dict(group) for group in found["groups"]]
-    return Sighting(rank=int(found["rank"]), quiet_s=float(found["quiet_s"]), groups=groups, **numbers, **texts)  # type: ignore[arg-type]
+    return Observation(rank=int(found["rank"]), quiet_s=float(found["quiet_s"]), groups=groups, **numbers, **texts)  # type: ignore[arg-type]
 
 
-def sighting_of(vital: Vital, stacks: str, calls: Sequence[Mapping[str, Any]] | None) -> Sighting:
+def observation_of(vital: Vital, stacks: str, calls: Sequence[Mapping[str, Any]] | None) -> Observation:
     """Return a sighting from a rank's vitals, its stacks, and its last calls (None: it did not answer)."""
     silent_s, frozen = time.monotonic() - vital.heartbeat_s, ""
     state = "silent" if silent_s > (_QUIET_S if calls is None else _STALE_S) else "running"
@@ -111,7 +111,7 @@ def sighting_of(vital: Vital, stacks: str, calls: Sequence[Mapping[str, Any]] | 
         state, frozen = "stopped", "its process is stopped (SIGSTOP)"
     elif silent_s > _STALE_S:
         frozen = "its heartbeat has stopped"
-    return Sighting(
+    return Observation(
         rank=vital.rank,
         state=state,
         frozen=frozen,
@@ -151,7 +151,7 @@ def _is_stopped(vital: Vital) -> bool:
     return process_state(vital.pid) in {"T", "t"}
 
 
-def look(found: Sequence[Vital], patience_s: float = 60.0) -> list[Sighting]:
+def observe(found: Sequence[Vital], patience_s: float = 60.0) -> list[Observation]:
     """Return a sighting of each rank: whether it runs, where it is, what it last called.
 
     Args:
@@ -163,11 +163,11 @@ def look(found: Sequence[Vital], patience_s: float = 60.0) -> list[Sighting]:
     left_s = max(0.0, until_s - time.monotonic())
     asked = [vital for vital in found if not is_frozen(vital)]
     calls = vitals.request_calls(asked, min(_CALLS_S, left_s), min(_BUSY_S, left_s))
-    return [sighting_of(vital, stacks[vital.rank], calls.get(vital.rank)) for vital in found]
+    return [observation_of(vital, stacks[vital.rank], calls.get(vital.rank)) for vital in found]
 
 
-def shortened(found: Sequence[Sighting]) -> list[Sighting]:
-    """Return the sightings cut to the size of a message between machines: fewer ranks, shorter stacks."""
+def shortened(found: Sequence[Observation]) -> list[Observation]:
+    """Return the observations cut to the size of a message between machines: fewer ranks, shorter stacks."""
     most = _MESSAGE_CHARACTERS // max(1, len(found))
     return [
         replace(
@@ -179,15 +179,15 @@ def shortened(found: Sequence[Sighting]) -> list[Sighting]:
     ]
 
 
-def describe_sightings(headline: str, found: Sequence[Sighting], missing: Sequence[int] = ()) -> str:
+def describe_observations(headline: str, found: Sequence[Observation], missing: Sequence[int] = ()) -> str:
     """Return the headline, then where each rank is (equal stacks once), then the ranks that have not begun."""
     lines = [headline]
-    alike: dict[tuple[str, str], list[Sighting]] = {}
+    alike: dict[tuple[str, str], list[Observation]] = {}
     for seen in found:
-        alike.setdefault((seen.where, re.sub(r"0x[0-9a-f]+", "", tidy(seen.stacks))), []).append(seen)
+        alike.setdefault((seen.where, re.sub(r"0x[0-9a-f]+", "", shorten_stacks(seen.stacks))), []).append(seen)
     for (where, _), those in alike.items():
         title = f"---- rank {format_numbers([seen.rank for seen in those])}: {where} "
-        told = tidy(those[0].stacks) or "its stacks are not available: it is stopped, or does not answer"
+        told = shorten_stacks(those[0].stacks) or "its stacks are not available: it is stopped, or does not answer"
         lines += [title + "-" * max(0, _WIDTH - len(title)), told]
     lines += [f"---- rank {format_numbers(missing)} has not started"] if missing else []
     return "\n".join([*lines, "-" * _WIDTH])

@@ -69,11 +69,11 @@ def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
     for end in ends:
         place = failure.places.get(end.rank)
         if end.rank != failure.rank:
-            lines.append(f"rank {end.rank}: {_fate(end, root)}{'; was at ' + place if place else ''}")
+            lines.append(f"rank {end.rank}: {_describe_end(end, root)}{'; was at ' + place if place else ''}")
     return lines
 
 
-def _fate(end: RankEnd, root: RankEnd | None) -> str:
+def _describe_end(end: RankEnd, root: RankEnd | None) -> str:
     if end.failed:
         seconds = 0.0 if root is None else end.failed_s - root.failed_s
         later = "" if root is None else f" {abs(seconds):.1f} s {'later' if seconds >= 0 else 'before'}"

@@ -60,10 +60,10 @@ class Wrapper:
         logs = _folder_for_logs(platform)
         if platform.verbose:
             name, where = getattr(target, "__name__", target), "" if logs is None else f", logs in {logs}"
-            _say(f"starting {platform.world_size} rank(s) for {name}{where}")
+            _print(f"starting {platform.world_size} rank(s) for {name}{where}")
         values = _launch(platform, target, args, kwargs, logs)
         if platform.verbose:
-            _say("all ranks have succeeded")
+            _print("all ranks have succeeded")
         if platform.upon_finish is not None:
             try:
                 platform.upon_finish()
@@ -102,7 +102,7 @@ def _folder_for_logs(platform: Platform) -> Path | None:
     folder = Path(platform.console_logs).absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if platform.console_logs == DEFAULT_LOGS and not os.access(there, os.W_OK):
-        _say(f"no logs are written: {there} is read-only (set another one with console_logs=FOLDER)")
+        _print(f"no logs are written: {there} is read-only (set another one with console_logs=FOLDER)")
         return None
     return folder
 
@@ -126,5 +126,5 @@ def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., 
     return decorate
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"rankwise: {text}", flush=True)  # noqa: T201

@@ -87,7 +87,7 @@ def _caller_is_gone(loop: Loop, fd: int) -> None:
     """End the ranks: the caller sends nothing while they run, so a readable connection means that it has ended."""
     import signal
 
-    loop.forget(fd)
+    loop.remove(fd)
     loop.signals.append(signal.SIGTERM)
 
 

@@ -14,9 +14,9 @@ from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console, SharedStream
-from rankwise.launch.local.environment import Part, rank_environment, seated, seats_of
+from rankwise.launch.local.environment import Part, bound_to, rank_cores, rank_environment
 from rankwise.launch.local.loop import CHECK_INTERVAL_S, ENDING, Loop
-from rankwise.launch.local.pipes import wire
+from rankwise.launch.local.pipes import open_pipes
 from rankwise.launch.local.process import RankEnd, RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.forks.client import ForkServer
     from rankwise.launch.local.forks.process import ServerProcess
-    from rankwise.launch.local.judge import Fellows, Judge
+    from rankwise.launch.local.judge import Judge, OtherNodes
 
 __all__ = ["Attempt"]
 
@@ -46,7 +46,7 @@ class Attempt:
         loop: the event loop, entered by the caller.
         console: where output goes.
         logs: existing folder for this attempt's logs, None for no logs.
-        fellows: the other nodes, None if there are none.
+        other_nodes: the other nodes, None if there are none.
         may_fork: one import of torch may serve all ranks.
         early: a process that may become the fork server; the caller closes it.
     """
@@ -61,7 +61,7 @@ class Attempt:
         loop: Loop,
         console: Console,
         logs: Path | None,
-        fellows: Fellows | None = None,
+        other_nodes: OtherNodes | None = None,
         may_fork: bool = False,
         early: ServerProcess | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class Attempt:
         self.ranks: list[RankProcess] = []  # those that were started
         self._job, self._part, self._number, self._run_id = job, part, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
-        self._fellows, self._may_fork, self._early = fellows, may_fork, early
+        self._other_nodes, self._may_fork, self._early = other_nodes, may_fork, early
         self._open_pumps: set[Pump] = set()
         self._held: list[Pump] = []  # pumps that are paused because the console is behind
         self._streams: dict[str, SharedStream] = {}
@@ -104,7 +104,7 @@ class Attempt:
                         judge.examine(process)
                 self._take_signals()
                 self._act()
-            while self._stop_s is None and judge.awaits_fellows(time.monotonic()):
+            while self._stop_s is None and judge.awaits_other_nodes(time.monotonic()):
                 self._loop.step(CHECK_INTERVAL_S)  # all ended here; a rank on another node may be the cause
                 self._take_signals()
             return judge.decide(), self.ranks
@@ -130,37 +130,41 @@ class Attempt:
         from rankwise.launch.local.judge import Judge
 
         vitals.sweep_folders()
-        return Judge(self._job, self._folder, self.ranks, self._console, begun_s=self._begun_s, fellows=self._fellows)
+        return Judge(
+            self._job, self._folder, self.ranks, self._console, begun_s=self._begun_s, other_nodes=self._other_nodes
+        )
 
     def _start(self) -> None:
         """Start the ranks; none if a signal that ends the launch arrives before."""
-        job, part, seats = self._job, self._part, seats_of(self._job)
+        job, part, all_cores = self._job, self._part, rank_cores(self._job)
         environments = [
             rank_environment(
-                job, part, rank=rank, seat=seat, attempt=self._number, run_id=self._run_id, vitals=self._folder
+                job, part, rank=rank, cores=cores, attempt=self._number, run_id=self._run_id, vitals=self._folder
             )
-            for rank, seat in enumerate(seats, part.first_rank)
+            for rank, cores in enumerate(all_cores, part.first_rank)
         ]
         server: ForkServer | None = None
-        if self._may_fork and len(seats) > 1:
+        if self._may_fork and len(all_cores) > 1:
             from rankwise.launch.local.forks.client import open_server
 
-            server = open_server(job, seats, environments, self._loop, meanwhile=self._call_judge, early=self._early)
+            server = open_server(
+                job, all_cores, environments, self._loop, meanwhile=self._call_judge, early=self._early
+            )
             if server is None and ENDING.intersection(self._loop.signals):
                 return
         try:
-            for rank, (seat, env) in enumerate(zip(seats, environments, strict=True), part.first_rank):
+            for rank, (cores, env) in enumerate(zip(all_cores, environments, strict=True), part.first_rank):
                 try:
-                    with seated(seat):
-                        wires = wire(
+                    with bound_to(cores):
+                        pipes = open_pipes(
                             rank, part.world_size, job.show, self._console, logs=self._logs, streams=self._streams
                         )
-                        process = start_rank(job.target, rank, env, wires, server)
+                        process = start_rank(job.target, rank, env, pipes, server)
                 except OSError as error:
                     raise LaunchError(f"rank {rank} of {part.world_size} cannot be started: {error}") from error
                 self.ranks.append(process)
-                self._loop.watch(wires.report_fd, partial(self._read_report, process))
-                for pump in wires.pumps:
+                self._loop.watch(pipes.report_fd, partial(self._read_report, process))
+                for pump in pipes.pumps:
                     self._open_pumps.add(pump)
                     self._loop.watch(pump.fd, partial(self._pump, pump))
             if server is not None:
@@ -197,14 +201,14 @@ class Attempt:
 
     def _read_report(self, process: RankProcess) -> None:
         if not process.read_report():
-            self._loop.forget(process.wires.report_fd)
+            self._loop.remove(process.pipes.report_fd)
 
     def _pump(self, pump: Pump) -> None:
         if pump.shown and self._console.is_full(pump.stream.name):
-            self._loop.forget(pump.fd)
+            self._loop.remove(pump.fd)
             self._held.append(pump)
         elif not pump.pump():
-            self._loop.forget(pump.fd)
+            self._loop.remove(pump.fd)
             self._open_pumps.discard(pump)
 
     def _resume_pumps(self) -> None:
@@ -224,7 +228,7 @@ class Attempt:
                     process.send(number)
             elif number == signal.SIGWINCH:
                 for process in self.ranks:
-                    process.wires.resize()
+                    process.pipes.resize()
                 for process in self.ranks[:1]:
                     process.send(number)
             elif number == signal.SIGTSTP:
@@ -247,20 +251,20 @@ class Attempt:
             self._ask_to_end(signal.SIGKILL)
             return
         self.interrupted = number
-        if self._fellows is not None:
-            self._fellows.leaving(number)
+        if self._other_nodes is not None:
+            self._other_nodes.leaving(number)
         name, grace_s = signal.Signals(number).name, self._grace_s
         if self._alive():
-            self._console.say(f"{name}: asking the ranks to end, {grace_s:g} s to save (again to kill them at once)")
+            self._console.log(f"{name}: asking the ranks to end, {grace_s:g} s to save (again to kill them at once)")
         self._ask_to_end(number if number in {signal.SIGINT, signal.SIGTERM} else signal.SIGTERM, grace_s)
 
     def _stop_the_others(self) -> None:
         """End the ranks that a failure has left; they cannot save a common checkpoint any more."""
-        if self._fellows is not None:
-            self._fellows.failing()
-        self.end_with_fellows(in_peace=False)
+        if self._other_nodes is not None:
+            self._other_nodes.failing()
+        self.end_with_other_nodes(in_peace=False)
 
-    def end_with_fellows(self, *, in_peace: bool) -> None:
+    def end_with_other_nodes(self, *, in_peace: bool) -> None:
         """End the ranks because other nodes end theirs; `in_peace`: all ranks may save a checkpoint first."""
         if not in_peace:
             vitals.mark_failed(self._folder)
@@ -315,20 +319,20 @@ class Attempt:
         for process in self.ranks:
             if process.status is None:
                 process.wait()
-            self._loop.forget(process.wires.report_fd)
-            for pump in process.wires.pumps:
-                self._loop.forget(pump.fd)
+            self._loop.remove(process.pipes.report_fd)
+            for pump in process.pipes.pumps:
+                self._loop.remove(pump.fd)
                 pump.drain()
                 if process.report is not None and pump.stream.name == "err":
                     pump.note(process.report.traceback)
                 if not pump.shown and pump.stream.name == "out" and pump.num_lines:
                     hidden[process.rank] = pump.num_lines
-            process.wires.close()
+            process.pipes.close()
         for stream in self._streams.values():
             stream.flush()
         if hidden and self._logs is None:
             ranks = ", ".join(map(str, sorted(hidden)))
-            self._console.say(
+            self._console.log(
                 f"not shown: {sum(hidden.values())} lines on stdout of rank {ranks} (--tee all shows them)"
             )
         with contextlib.suppress(OSError):

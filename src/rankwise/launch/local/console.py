@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from rankwise.launch.hardware import format_numbers
 
-__all__ = ["Console", "SharedStream", "tell"]
+__all__ = ["Console", "SharedStream", "log_text"]
 
 _FDS = {"out": 1, "err": 2}
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -71,7 +71,7 @@ class Console:
         self._outlets[stream].put(_FDS[stream], b"\n" + text if self._in_line[stream] else text, must=ours)
         self._in_line[stream] = False
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write a message of the supervisor itself to stderr; every line starts with "rankwise: "."""
         for line in text.splitlines():
             self.line("err", f"rankwise: {line}".encode("utf-8", "backslashreplace"), ours=True)
@@ -87,10 +87,10 @@ class Console:
                 outlet.flush()
 
 
-def tell(console: Console, text: str) -> None:
+def log_text(console: Console, text: str) -> None:
     """Print the first line of a text as a message, and the rest unchanged."""
     first, _, rest = text.partition("\n")
-    console.say(first)
+    console.log(first)
     if rest:
         console.block(rest)
 

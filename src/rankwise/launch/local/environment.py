@@ -1,4 +1,4 @@
-"""What a rank is started with: its seat (cores and threads), and its environment variables, torchrun's and ours."""
+"""What a rank is started with: its cores (cores and threads), and its environment variables, torchrun's and ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from rankwise.launch.hardware import Topology, num_usable_cores, read_topology
 from rankwise.launch.job import Job
 
-__all__ = ["Part", "Seat", "rank_environment", "seat_ranks", "seated", "seats_of", "with_time_left"]
+__all__ = ["Part", "RankCores", "assign_cores", "bound_to", "rank_cores", "rank_environment", "with_time_left"]
 
 # variables that an outer launch left in this environment and that must not reach these ranks; RANKWISE_RUN_DIR and
 # RANKWISE_RESUME belong to the user and stay
@@ -25,7 +25,7 @@ _SECRET = os.urandom(16).hex()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class RankCores:
     """The cores and threads of one rank.
 
     Attributes:
@@ -38,9 +38,9 @@ class Seat:
     num_threads: int
 
 
-def seats_of(job: Job) -> list[Seat]:
-    """Return the seat of each rank of a launch on this machine."""
-    return seat_ranks(
+def rank_cores(job: Job) -> list[RankCores]:
+    """Return the cores of each rank of a launch on this machine."""
+    return assign_cores(
         job.binding,
         job.num_ranks,
         topology=read_topology(visible=job.env.get("CUDA_VISIBLE_DEVICES")),
@@ -49,9 +49,9 @@ def seats_of(job: Job) -> list[Seat]:
     )
 
 
-def seat_ranks(
+def assign_cores(
     binding: str, num_ranks: int, *, topology: Topology, usable_cores: int, ranks_per_gpu: int = 1
-) -> list[Seat]:
+) -> list[RankCores]:
     """Assign cores to every rank of this machine.
 
     Args:
@@ -70,13 +70,13 @@ def seat_ranks(
         binding = "numa" if len(topology.nodes) > 1 and None not in near else "none"
     part = max(1, usable_cores // num_ranks)
     if binding == "none":
-        return [Seat(cpus=None, num_threads=part)] * num_ranks
+        return [RankCores(cpus=None, num_threads=part)] * num_ranks
     threads_by_rank = _threads_of_nodes(near, topology)
     if binding == "core":
         threads_by_rank = _split_cores(threads_by_rank, topology)
     sharers = [threads_by_rank.count(threads) for threads in threads_by_rank]
     return [
-        Seat(cpus=frozenset(threads), num_threads=max(1, min(part, len(threads) // number)))
+        RankCores(cpus=frozenset(threads), num_threads=max(1, min(part, len(threads) // number)))
         for threads, number in zip(threads_by_rank, sharers, strict=True)
     ]
 
@@ -111,13 +111,13 @@ def _split_cores(threads_by_rank: Sequence[tuple[int, ...]], topology: Topology)
 
 
 @contextlib.contextmanager
-def seated(seat: Seat) -> Iterator[None]:
+def bound_to(cores: RankCores) -> Iterator[None]:
     """Bind this thread to a rank's cores; a process started inside is bound before it allocates memory."""
-    if seat.cpus is None or not hasattr(os, "sched_setaffinity"):
+    if cores.cpus is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, seat.cpus)
+    os.sched_setaffinity(0, cores.cpus)
     try:
         yield
     finally:
@@ -150,7 +150,7 @@ class Part:
 
 
 def rank_environment(
-    job: Job, part: Part, *, rank: int, seat: Seat, attempt: int, run_id: str, vitals: Path
+    job: Job, part: Part, *, rank: int, cores: RankCores, attempt: int, run_id: str, vitals: Path
 ) -> dict[str, str]:
     """Return the whole environment of a rank.
 
@@ -161,7 +161,7 @@ def rank_environment(
         job: the launch.
         part: which ranks of the world are on this machine.
         rank: global rank.
-        seat: its cores and threads.
+        cores: its cores and threads.
         attempt: number of the attempt in this launch, from 0.
         run_id: name of this launch, the same for all of its attempts.
         vitals: folder for the vitals of this attempt.
@@ -178,7 +178,7 @@ def rank_environment(
         env.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
     threads = job.num_threads
     if threads is None and job.num_ranks > 1 and "OMP_NUM_THREADS" not in env:
-        threads = seat.num_threads
+        threads = cores.num_threads
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     env |= job.env
@@ -191,7 +191,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
         "RANKWISE_VITALS": str(vitals),
-        "RANKWISE_CORES": str(seat.num_threads),
+        "RANKWISE_CORES": str(cores.num_threads),
     }
     if job.ranks_per_gpu is not None:
         env["RANKWISE_RANKS_PER_GPU"] = str(job.ranks_per_gpu)

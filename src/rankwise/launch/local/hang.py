@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from rankwise.launch.failures.culprit import choose
-from rankwise.launch.failures.observation import describe_sightings, look, read_running, read_stacks
+from rankwise.launch.failures.observation import describe_observations, observe, read_running, read_stacks
 from rankwise.vitals.stacks import imports
 
 __all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "ProgressWatch", "tell_standstill"]
@@ -104,11 +104,11 @@ class ProgressWatch:
 def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str:
     """Return the text about a standstill of this machine's ranks: the likely culprit, and where each rank is."""
     running = read_running(folder, alive)
-    found = look(running)
+    found = observe(running)
     headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run continues"
     if all(vital.moved_s is None for vital in running):
         headline = f"no rank was seen to advance for {quiet_s:.0f} s (--stall): {_UNSEEN}; the run continues"
     if found:
         culprit, why = choose(found)
         headline += f"; look at rank {culprit.rank}{': ' + why if why else ''}"
-    return describe_sightings(headline, found, sorted(set(alive) - {seen.rank for seen in found}))
+    return describe_observations(headline, found, sorted(set(alive) - {seen.rank for seen in found}))

@@ -17,16 +17,16 @@ from typing import Any, Protocol
 
 from rankwise._process.cores import group_folders
 from rankwise.launch.failures.culprit import blame
-from rankwise.launch.failures.observation import look, read_running, shortened
+from rankwise.launch.failures.observation import observe, read_running, shortened
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.failures.verdict import Failure, decide
 from rankwise.launch.job import Job
-from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.console import Console, log_text
 from rankwise.launch.local.hang import ProgressWatch, tell_standstill
 from rankwise.launch.local.loop import CHECK_INTERVAL_S
 from rankwise.launch.local.process import RankProcess
 
-__all__ = ["Fellows", "Judge"]
+__all__ = ["Judge", "OtherNodes"]
 
 SETTLE_S = 0.2  # how long to wait for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause if only consequences of it are known
@@ -39,7 +39,7 @@ _RECORD_BYTES = 8192
 _SLACK_S = 1.0  # tolerated difference between the log's clock and this one
 
 
-class Fellows(Protocol):
+class OtherNodes(Protocol):
     """The interface to the other nodes of an attempt."""
 
     def failing(self) -> None:
@@ -65,7 +65,7 @@ class Judge:
         ranks: all rank processes of this machine.
         console: where a standstill is reported.
         begun_s: when the attempt began, monotonic clock.
-        fellows: the other nodes, whose ranks may block the ranks here; None if there are none.
+        other_nodes: the other nodes, whose ranks may block the ranks here; None if there are none.
 
     Attributes:
         watch: decides whether the ranks make progress.
@@ -79,10 +79,10 @@ class Judge:
         console: Console,
         *,
         begun_s: float,
-        fellows: Fellows | None = None,
+        other_nodes: OtherNodes | None = None,
     ) -> None:
         self._job, self._folder, self._ranks, self._console = job, folder, ranks, console
-        self._begun_s, self._fellows = begun_s, fellows
+        self._begun_s, self._other_nodes = begun_s, other_nodes
         self._asked_s = -math.inf  # when the other nodes were last asked for the culprit
         self._late_until_s: float | None = None  # until when to wait for their answer after a rank's timeout
         self._asked_until_s = -math.inf  # until when to wait for the answer to another node's question
@@ -118,7 +118,7 @@ class Judge:
                 return False
             self._next_check_s = now + CHECK_INTERVAL_S
             return self._finds_hang(now)
-        if now < settled_s or self.awaits_fellows(now):
+        if now < settled_s or self.awaits_other_nodes(now):
             return False
         alive, reason = self._timed_out()
         if alive and reason:  # ranks timed out waiting for a peer that is alive: it is the cause
@@ -136,16 +136,16 @@ class Judge:
         waited = any(end.report is not None and end.report.is_timeout for end in failed)
         return min(end.failed_s for end in failed) + (SETTLE_TIMEOUT_S if waited else SETTLE_COLLATERAL_S)
 
-    def awaits_fellows(self, now: float) -> bool:
+    def awaits_other_nodes(self, now: float) -> bool:
         """Whether the cause may be on another node: a rank here timed out waiting for it, or lost a peer that did."""
-        if self._fellows is None or self._hung is not None:
+        if self._other_nodes is None or self._hung is not None:
             return False
         _, reason = self._timed_out()
         if not reason:
             return now < self._asked_until_s and all(end.suspicion == 2 for end in self._failed())
         if self._late_until_s is None:
             self._late_until_s = now + _LATE_S
-            self._fellows.ask({"final": True, "limit_s": 0.0, "reason": reason, **self.view()})
+            self._other_nodes.ask({"final": True, "limit_s": 0.0, "reason": reason, **self.view()})
         return now < self._late_until_s
 
     def _timed_out(self) -> tuple[set[int], str]:
@@ -162,7 +162,7 @@ class Judge:
         """Whether the ranks hang and a culprit was found; report a standstill that does not end the attempt."""
         alive = self._alive()
         still, silent = self.watch.hang(alive)
-        if still and not silent and self._fellows is not None:
+        if still and not silent and self._other_nodes is not None:
             self._ask(now, still, self.watch.limit_s, final=True)  # the cause may be there
             return False
         reason = still or silent
@@ -172,21 +172,21 @@ class Judge:
             self._hung = self._blame(alive, reason)
             return True
         quiet_s, news = self.watch.stall(alive)
-        if quiet_s is not None and self._fellows is not None:
+        if quiet_s is not None and self._other_nodes is not None:
             self._ask(now, "", quiet_s, final=False)
         elif quiet_s is not None:
             news = tell_standstill(quiet_s, self._folder, alive)
             self.watch.is_told = True
-            keep_standstill(self._job.run_dir, news, self._console.say)
+            keep_standstill(self._job.run_dir, news, self._console.log)
         if news:
-            tell(self._console, news)
+            log_text(self._console, news)
         return False
 
     def _ask(self, now: float, reason: str, limit_s: float, *, final: bool) -> None:
         if now >= self._asked_s + _ASK_AGAIN_S or not final:
-            assert self._fellows is not None
+            assert self._other_nodes is not None
             self._asked_s = now
-            self._fellows.ask({"final": final, "limit_s": limit_s, "reason": reason, **self.view()})
+            self._other_nodes.ask({"final": final, "limit_s": limit_s, "reason": reason, **self.view()})
 
     def view(self, *, final: bool = False) -> dict[str, Any]:
         """Return the state of the running ranks here, in the form sent to other nodes.
@@ -197,7 +197,7 @@ class Judge:
         if final:
             self._asked_until_s = time.monotonic() + _LATE_S
         alive, _ = self._timed_out()
-        found = look(read_running(self._folder, alive), _LOOK_S)
+        found = observe(read_running(self._folder, alive), _LOOK_S)
         missing = sorted(alive - {seen.rank for seen in found})  # they have not begun
         quiet_s = self.watch.quiet_s(alive)
         return {"quiet_s": quiet_s, "missing": missing, "ranks": [seen.to_dict() for seen in shortened(found)]}
@@ -214,7 +214,7 @@ class Judge:
 
     def _blame(self, alive: set[int], reason: str) -> Failure:
         gone = {end.rank: end.left_s for end in self._ranks if end.left_s is not None and end.rank not in alive}
-        found = look(read_running(self._folder, alive))
+        found = observe(read_running(self._folder, alive))
         return blame(found, alive - {seen.rank for seen in found}, reason, gone=gone)
 
 

@@ -62,7 +62,7 @@ class Loop:
         """Call `callback` whenever `fd` is readable."""
         self._selector.register(fd, selectors.EVENT_READ, callback)
 
-    def forget(self, fd: int) -> None:
+    def remove(self, fd: int) -> None:
         """Stop watching `fd`; do nothing if it is not watched."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(fd)
@@ -71,7 +71,7 @@ class Loop:
         """Call `callback` about every `seconds`, from `step`."""
         self._repeated[callback] = seconds, time.monotonic() + seconds
 
-    def forget_every(self, callback: Callable[[], object]) -> None:
+    def remove_timer(self, callback: Callable[[], object]) -> None:
         """Stop the periodic calls; do nothing if there are none."""
         self._repeated.pop(callback, None)
 

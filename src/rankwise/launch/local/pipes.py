@@ -15,13 +15,13 @@ from rankwise.launch.local.console import Console, SharedStream
 from rankwise.launch.local.pump import LogFile, Pump
 from rankwise.launch.show import Show
 
-__all__ = ["Wires", "wire"]
+__all__ = ["RankPipes", "open_pipes"]
 
 _FD = {"out": 1, "err": 2}
 
 
 @dataclass(kw_only=True, slots=True)
-class Wires:
+class RankPipes:
     """The descriptors of one rank.
 
     Attributes:
@@ -59,9 +59,9 @@ class Wires:
                 _copy_size(_FD[pump.stream.name], pump.fd)
 
 
-def wire(
+def open_pipes(
     rank: int, num_ranks: int, show: Show, console: Console, *, logs: Path | None, streams: Mapping[str, SharedStream]
-) -> Wires:
+) -> RankPipes:
     """Open the descriptors of a rank.
 
     Rank 0 writes as if it ran alone: it inherits the supervisor's terminal. If its output also goes to a log file, or
@@ -79,7 +79,7 @@ def wire(
     report_fd, report = os.pipe()
     os.set_blocking(report_fd, False)
     stdin = 0 if rank == 0 and _may_read_terminal() else os.open(os.devnull, os.O_RDWR)
-    wires = Wires(stdin=stdin, report=report, report_fd=report_fd)
+    pipes = RankPipes(stdin=stdin, report=report, report_fd=report_fd)
     for name, stream in streams.items():
         shown, is_terminal = show.shows(rank, name), console.is_terminal(name)
         first = rank == 0 and shown
@@ -87,10 +87,10 @@ def wire(
             continue  # it inherits the supervisor's
         raw = first and is_terminal
         ours, theirs = _open_terminal(_FD[name]) if raw else os.pipe()
-        setattr(wires, name, theirs)
+        setattr(pipes, name, theirs)
         log = None if logs is None else LogFile(logs / f"rank-{rank}.{name}", from_terminal=raw, console=console)
-        wires.pumps.append(Pump(ours, stream, rank, shown=shown, raw=raw, log=log))
-    return wires
+        pipes.pumps.append(Pump(ours, stream, rank, shown=shown, raw=raw, log=log))
+    return pipes
 
 
 def _may_read_terminal() -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rankwise.errors import Interrupted
-from rankwise.launch.local.pipes import Wires
+from rankwise.launch.local.pipes import RankPipes
 from rankwise.launch.local.sessions import end_session
 from rankwise.launch.target import Target
 
@@ -87,11 +87,11 @@ class RankProcess(RankEnd):
 
     Attributes:
         pid: its process id, which is also the id of its session and group; a child of this process.
-        wires: its descriptors; closed by the attempt.
+        pipes: its descriptors; closed by the attempt.
     """
 
     pid: int
-    wires: Wires
+    pipes: RankPipes
     _report_bytes: bytearray = field(default_factory=bytearray)
 
     def reap(self) -> bool:
@@ -140,7 +140,7 @@ class RankProcess(RankEnd):
     def read_report(self) -> bool:
         """Read the rank's report; return False once the pipe has ended."""
         try:
-            data = os.read(self.wires.report_fd, 1 << 16)
+            data = os.read(self.pipes.report_fd, 1 << 16)
         except BlockingIOError:
             return True
         if not data:
@@ -158,7 +158,7 @@ class RankProcess(RankEnd):
 
 
 def start_rank(
-    target: Target, rank: int, env: Mapping[str, str], wires: Wires, server: ForkServer | None = None
+    target: Target, rank: int, env: Mapping[str, str], pipes: RankPipes, server: ForkServer | None = None
 ) -> RankProcess:
     """Start a rank in a session of its own, with a fresh interpreter unless it is forked.
 
@@ -166,31 +166,31 @@ def start_rank(
         target: what it runs.
         rank: global rank.
         env: its whole environment.
-        wires: its descriptors; closed if it cannot be started.
+        pipes: its descriptors; closed if it cannot be started.
         server: the fork server that forks it, None for a fresh interpreter.
     """
     # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         if server is not None:
-            pid = server.fork(env, wires)
+            pid = server.fork(env, pipes)
         else:
             flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
-            command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(wires.report)]
+            command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(pipes.report)]
             process = subprocess.Popen(  # noqa: S603
                 [*command, target.kind, target.name, *target.args],
                 env=env,
-                stdin=wires.stdin,
-                stdout=wires.out,
-                stderr=wires.err,
-                pass_fds=(wires.report,),
+                stdin=pipes.stdin,
+                stdout=pipes.out,
+                stderr=pipes.err,
+                pass_fds=(pipes.report,),
                 start_new_session=True,
             )
             pid, process.returncode = process.pid, 0  # `RankProcess` waits for it, as for forked ranks
     except BaseException:
-        wires.close()
+        pipes.close()
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        wires.close_theirs()
-    return RankProcess(rank=rank, pid=pid, wires=wires)
+        pipes.close_theirs()
+    return RankProcess(rank=rank, pid=pid, pipes=pipes)

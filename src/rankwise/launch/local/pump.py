@@ -66,7 +66,7 @@ class LogFile:
         try:
             self._file.write(data)
         except OSError as error:
-            self._console.say(
+            self._console.log(
                 f"cannot write {self._path} any more ({error.strerror}); the run continues without this log"
             )
             self._file.close()

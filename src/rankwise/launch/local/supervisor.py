@@ -12,7 +12,7 @@ from rankwise.errors import LaunchError
 from rankwise.launch.hardware import num_visible_gpus
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.console import Console, log_text
 from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
@@ -47,7 +47,7 @@ def supervise(
     with nullcontext(loop) if loop is not None else Loop() as entered:
         outcome = _attempts(job, entered, console, early)
     if tell_last and outcome.text:
-        tell(console, outcome.text)
+        log_text(console, outcome.text)
     console.flush()
     return outcome
 
@@ -76,17 +76,17 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
         if following is None or attempt.interrupted is not None:
             again = failure is None and any(end.interrupted for end in attempt.ranks)
             if again:
-                console.say("the ranks have saved and ended as requested: the same command resumes the run")
+                console.log("the ranks have saved and ended as requested: the same command resumes the run")
             from rankwise.launch.failures.outcome import Outcome
 
             stopped = attempt.interrupted
             return Outcome(failure=failure, interrupted=stopped, again=again, num_attempts=number, text=text)
-        tell(console, text)
+        log_text(console, text)
         if following is job:
             what = f"starting all ranks again, restart {failures} of {job.max_restarts}"
         else:
             what, failures = f"continuing with {following.num_ranks} of {job.num_ranks} ranks", 0
-        console.say(f"{what}, because {why}")
+        console.log(f"{what}, because {why}")
         job = following
 
 
@@ -103,7 +103,7 @@ def _run(attempt: Attempt, job: Job, console: Console) -> tuple[Failure | None, 
     from rankwise.launch.failures.record import keep
 
     text, entry = attempt.describe(failure, ends)
-    keep(job.run_dir, entry, console.say)
+    keep(job.run_dir, entry, console.log)
     return failure, text, f"rank {failure.rank} failed"
 
 

@@ -58,15 +58,15 @@ def follow(handle: SlurmHandle) -> int:
             if ending is not None:
                 break
             if found is not None:
-                said = _say_change(handle, found, said)
+                said = _print_change(handle, found, said)
             if late and not any(busy):
-                _say(f"job {handle.job_id} has ended without reporting its result: {found}")
+                _print(f"job {handle.job_id} has ended without reporting its result: {found}")
                 return 1
             time.sleep(_POLL_S)
         for tail in tails:
             tail.copy()
     code = int(ending["exitcode"])
-    _say(f"job {handle.job_id} has ended, exit code {code}; output of every rank: {handle.log_path(0).parent}")
+    _print(f"job {handle.job_id} has ended, exit code {code}; output of every rank: {handle.log_path(0).parent}")
     return code
 
 
@@ -89,16 +89,16 @@ def _goes_on(handle: SlurmHandle, interrupts: list[int]) -> bool:
         interrupts.clear()
         answer = _ask(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it keeps running), [n]o: ")
         if answer == "d":
-            _say(f"job {handle.job_id} keeps running: rankwise logs {handle.job_id} --follow")
+            _print(f"job {handle.job_id} keeps running: rankwise logs {handle.job_id} --follow")
             return False
         if answer != "y":
-            _say(f"following job {handle.job_id}")
+            _print(f"following job {handle.job_id}")
             return True
     elif len(interrupts) == 1:
-        _say(f"a second Ctrl-C cancels job {handle.job_id}; SIGTERM leaves it running")
+        _print(f"a second Ctrl-C cancels job {handle.job_id}; SIGTERM leaves it running")
         return True
     handle.cancel()
-    _say(f"job {handle.job_id} is cancelled")
+    _print(f"job {handle.job_id} is cancelled")
     return False
 
 
@@ -117,7 +117,7 @@ def _ask(question: str) -> str:
         signal.signal(signal.SIGINT, noting)
 
 
-def _say_change(handle: SlurmHandle, found: JobState, said: str) -> str:
+def _print_change(handle: SlurmHandle, found: JobState, said: str) -> str:
     if found.state == "PENDING":
         text = f"job {handle.job_id} waits in the queue: {found.reason or 'no reason given'}"
     elif found.state == "RUNNING":
@@ -125,11 +125,11 @@ def _say_change(handle: SlurmHandle, found: JobState, said: str) -> str:
     else:
         text = f"job {handle.job_id} is {found}"
     if text != said:
-        _say(text)
+        _print(text)
     return text
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"rankwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -12,7 +12,7 @@ from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.hang import HangDetector, obey_inquiry
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.local.attempt import Attempt
-from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.console import Console, log_text
 from rankwise.launch.local.loop import Loop
 
 __all__ = ["HangClient"]
@@ -21,7 +21,7 @@ _CONNECT_S = 10.0
 
 
 class HangClient(Client):
-    """Implements `Fellows` on each node of an allocation. If one node fails, Slurm itself ends the others.
+    """Implements `OtherNodes` on each node of an allocation. If one node fails, Slurm itself ends the others.
 
     Args:
         address: address of the first node, and port of its `Server`.
@@ -69,5 +69,5 @@ class HangClient(Client):
     def _tell_standstill(self, text: str) -> None:
         # srun collects the output of all nodes: the first node alone tells, if it is there
         if self._node == 0 or self.lost:
-            tell(self._console, text)
-            keep_standstill(self._run_dir, text, self._console.say)
+            log_text(self._console, text)
+            keep_standstill(self._run_dir, text, self._console.log)

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankwise.errors import ConfigError
 from rankwise.launch.failures.record import keep
 from rankwise.launch.job import Job
-from rankwise.launch.local.console import Console, tell
+from rankwise.launch.local.console import Console, log_text
 from rankwise.launch.local.environment import with_time_left
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.pump import next_logs
@@ -57,12 +57,12 @@ def run_on_nodes(
     begun_s, most = time.monotonic(), job.max_restarts
     run_id = f"rankwise-slurm-{allocation.job_id}-{secrets.token_hex(4)}"
     nodes = allocation.num_nodes
-    console.say(
+    console.log(
         f"Slurm job {allocation.job_id}: {nodes * job.num_ranks} rank(s), {job.num_ranks} on each of {nodes} "
         f"node(s) {allocation.nodes}" + (f", requeued {allocation.restarts} time(s)" if allocation.restarts else "")
     )
     if warning := _shell_warning(os.getppid()):
-        console.say(warning)
+        console.log(warning)
     with Loop() as loop:
         while True:
             start = Start(
@@ -76,15 +76,15 @@ def run_on_nodes(
             step = Step(start, allocation, loop, console, container=container, warn_s=warn_s)
             ending = step.run(call, values)
             if ending.record is not None:
-                tell(console, ending.record.text)
+                log_text(console, ending.record.text)
                 # without a failed rank: a node was lost or could not start
                 cause, code = ending.record.text.partition("\n")[0], ending.record.exitcode
                 lost = {"time": ending.record.time_s, "attempt": attempt, "cause": cause, "exitcode": code}
-                keep(job.run_dir, ending.record.failure or lost, console.say)
+                keep(job.run_dir, ending.record.failure or lost, console.log)
             if ending.record is None or ending.interrupted is not None or attempt >= most:
                 break
             attempt += 1
-            console.say(f"starting all ranks again, restart {attempt} of {most}")
+            console.log(f"starting all ranks again, restart {attempt} of {most}")
         ending = _after(ending, job, allocation, console, max_requeues)
     console.flush()
     return ending
@@ -96,7 +96,7 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
         said = "the ranks have saved and ended as requested"
         if not max_requeues:
             said += ": the same command resumes the run (--requeue lets Slurm start it again)"
-        console.say(said)
+        console.log(said)
     if not max_requeues or not (ending.again or ending.lost):
         if ending.interrupted is None:  # else Slurm itself may start it again
             forget_progress(allocation)

@@ -87,7 +87,7 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         loop=loop,
         console=console,
         logs=start.logs,
-        fellows=client,
+        other_nodes=client,
     )
     if client is not None:
         stack.callback(client.close)
@@ -124,7 +124,7 @@ def _connect(
     try:
         return HangClient(address, secret, node=node, loop=loop, console=console, run_dir=run_dir)
     except OSError as error:
-        console.say(
+        console.log(
             f"node {socket.gethostname()} cannot reach {address[0]} port {address[1]} ({error.strerror}): if "
             "ranks hang, each node looks for the cause among its own ranks only"
         )
@@ -139,7 +139,7 @@ def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: con
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
-    hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.say)
+    hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.log)
     if hangs is not None:
         stack.callback(hangs.close)
     rendezvous = Rendezvous(

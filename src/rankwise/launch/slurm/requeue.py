@@ -77,7 +77,7 @@ def requeue_job(allocation: Allocation, console: Console, progress: Progress, *,
     refused = _refusal(allocation, runs, most)
     if not refused:
         count = f"requeue {allocation.restarts + 1} of at most {most}"
-        console.say(f"job {allocation.job_id} goes back into the queue ({count})")
+        console.log(f"job {allocation.job_id} goes back into the queue ({count})")
         console.flush()
         done = slurm_command("scontrol", "requeue", allocation.job_id)
         # a requeue ends all processes of the job, including this scontrol command
@@ -86,7 +86,7 @@ def requeue_job(allocation: Allocation, console: Console, progress: Progress, *,
     if refused:
         forget_progress(allocation)
         refused = f"job {allocation.job_id} {refused}"
-        console.say(refused)
+        console.log(refused)
     return refused
 
 

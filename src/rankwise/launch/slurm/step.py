@@ -120,7 +120,7 @@ class Step:
                 self._srun.kill()
                 code = self._srun.wait()
                 errors.close()
-            ending = self._judge(code, errors)
+            ending = self._classify_end(code, errors)
             if values is not None and ending.record is None:
                 for rank in range(self._start.num_nodes * self._start.job.num_ranks):
                     with contextlib.suppress(FileNotFoundError):
@@ -153,7 +153,7 @@ class Step:
             self._due_s = end_time(self._allocation.job_id) - self._warn_s  # the time limit may have been extended
             if time.time() >= self._due_s:
                 self._due_s = math.inf
-                self._console.say(f"the time limit is {self._warn_s:g} s away: asking the ranks to save and end")
+                self._console.log(f"the time limit is {self._warn_s:g} s away: asking the ranks to save and end")
                 self._held.append(signal.SIGUSR1)
         while self._loop.signals:
             number = self._loop.signals.popleft()
@@ -179,7 +179,7 @@ class Step:
         else:
             self._srun.send_signal(signal.SIGTERM if number != signal.SIGUSR1 else number)
 
-    def _judge(self, code: int, errors: SrunErrors) -> Ending:
+    def _classify_end(self, code: int, errors: SrunErrors) -> Ending:
         """Wait until all nodes have written a record, or one record has the cause; return the ending with the cause."""
         deadline = time.monotonic() + _LATE_S
         while len(records := Record.read_all(self._folder)) < self._allocation.num_nodes:
@@ -260,7 +260,7 @@ class SrunErrors:
         except BlockingIOError:
             return False
         if not data:
-            self._loop.forget(self._stream.fileno())
+            self._loop.remove(self._stream.fileno())
         self._feed(data)
         return bool(data)
 
@@ -284,7 +284,7 @@ class SrunErrors:
         while self.copy():  # another process may still hold the write end: do not wait for the end of the pipe
             pass
         self._feed(b"")
-        self._loop.forget(self._stream.fileno())
+        self._loop.remove(self._stream.fileno())
         self._stream.close()
 
     def show_held(self) -> None:

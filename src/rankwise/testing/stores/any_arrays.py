@@ -48,7 +48,7 @@ def write_any(rng: Random, root: Path, *, ndim: int, dtypes: tuple[DType, ...] =
         _fill(rng, array, any_values(rng, plain, dtype, shape, tame=tame))
     except Exception as error:  # codecs raise any type
         raise UnwritableError(f"{type(error).__name__}: {error}") from error
-    _punch(rng, root)
+    _delete_chunks(rng, root)
 
 
 def any_fill(rng: Random, dtype: DType, options: dict[str, Any] | None = None) -> Any:
@@ -112,7 +112,7 @@ def _fill(rng: Random, array: Any, values: NDArray) -> None:
         array[region] = values[region]
 
 
-def _punch(rng: Random, root: Path) -> None:
+def _delete_chunks(rng: Random, root: Path) -> None:
     """Delete some of the chunk files."""
     if rng.random() < 0.3:
         for file in sorted(path for path in root.rglob("*") if path.is_file()):

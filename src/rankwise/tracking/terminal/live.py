@@ -48,7 +48,7 @@ class LiveLine:
         line.add_row(*cells)
         self._live.update(line, refresh=True)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line above the live line."""
         self._console.print(text, markup=False, highlight=False)
 

@@ -102,12 +102,12 @@ class Progress:
         if self._drawn_s is None or now_s - self._drawn_s >= self._every_s:
             self._draw()
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a separate line, above the live line if there is one."""
         if not self._active:
             return
         if self._live is not None:
-            self._live.say(text)
+            self._live.print(text)
         else:
             self._file.write(text + "\n")
             self._file.flush()
@@ -119,7 +119,7 @@ class Progress:
         self._drawn_s = self._clock()
         self._drawn_step = self._now["step"]
         if self._live is None:
-            self.say("  ".join(text for _, text in self._fields()))
+            self.print("  ".join(text for _, text in self._fields()))
             return
         (_, head), *tail = self._fields()
         share = min(1.0, self._now["step"] / self._total_steps) if self._total_steps else None

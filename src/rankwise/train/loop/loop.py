@@ -20,7 +20,7 @@ from rankwise.train.loop.session import Session
 from rankwise.train.loop.validation import evaluate
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.exact import ExactStep, StepFn
-from rankwise.train.step.ledger import Ledger, RunningMeans, StepReport, Trouble, describe_trouble
+from rankwise.train.step.ledger import Ledger, NonFinite, RunningMeans, StepReport, describe_trouble
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -251,21 +251,21 @@ class Loop:
         """Reduce, and check the steps since the last check in the same collective, to save one."""
         report = self.hooks.report(numbers=note is not None)
         self.ledger.settle()
-        values, noted = means.reduce_noted(self.world, (self.ledger.look(), report, note), reset=reset)
-        troubles, reports, notes = zip(*noted, strict=True)
-        self._settle(troubles, reports)
+        values, noted = means.reduce_noted(self.world, (self.ledger.first_problem(), report, note), reset=reset)
+        problems, reports, notes = zip(*noted, strict=True)
+        self._settle(problems, reports)
         return values, notes
 
-    def _settle(self, troubles: Sequence[Trouble | None], reports: Sequence[HookReport]) -> None:
-        if troubles.count(None) < len(troubles):
-            raise StepError(describe_trouble(troubles, self.session.newest_text))
+    def _settle(self, problems: Sequence[NonFinite | None], reports: Sequence[HookReport]) -> None:
+        if problems.count(None) < len(problems):
+            raise StepError(describe_trouble(problems, self.session.newest_text))
         self.hooks.settle(reports)
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
         if self.ledger.pending:  # between two log lines: saving communicates anyway
-            news = self.world.all_gather_object((self.ledger.look(), self.hooks.report()))
+            news = self.world.all_gather_object((self.ledger.first_problem(), self.hooks.report()))
             self._settle(*zip(*news, strict=True))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rankwise.guard import Guard
 
-__all__ = ["Ledger", "RunningMeans", "StepReport", "Trouble", "describe_trouble", "step_place", "trouble_of"]
+__all__ = ["Ledger", "NonFinite", "RunningMeans", "StepReport", "describe_trouble", "first_nonfinite", "step_place"]
 
 _MOST_IDS = 16
 
@@ -81,7 +81,7 @@ class Ledger:
         self._kept: list[tuple[StepReport, _Record]] = []  # until `settle`
         # until `look`: the last step, and those that are not known to be finite
         self._last: _Record | None = None
-        self._unsure: list[_Record] = []
+        self._unchecked: list[_Record] = []
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._parameters: list[torch.Tensor] = [p for _, p in self._named]
         # gradients are on the device of their parameters; sparse ones are detected on use
@@ -123,29 +123,29 @@ class Ledger:
                 total = loss.item() if self._on_host else on_host(loss)
             self._last = (shares, total, gradient, module)
             if type(gradient) is not float or type(total) is not float or not math.isfinite(gradient + total):
-                self._unsure.append(self._last)
+                self._unchecked.append(self._last)
             taken.append(((total, report.loss[1]), report.metrics))
         self.recent.add(*taken)
         self.whole.add(*taken)
 
-    def look(self) -> Trouble | None:
-        """Return this rank's first trouble in the steps settled since the last call; waits for the device."""
+    def first_problem(self) -> NonFinite | None:
+        """Return this rank's first problem in the steps settled since the last call; waits for the device."""
         from torch import no_grad
 
-        unsure, last = self._unsure, self._last
-        self._unsure, self._last = [], None
+        unchecked, last = self._unchecked, self._last
+        self._unchecked, self._last = [], None
         if last is None:
             return None
-        for shares, loss, gradient, module in unsure:
-            if (trouble := trouble_of(shares, {"loss": loss, "gradient": gradient}, module)) is not None:
-                return trouble
+        for shares, loss, gradient, module in unchecked:
+            if (problem := first_nonfinite(shares, {"loss": loss, "gradient": gradient}, module)) is not None:
+                return problem
         # the gradient was finite but the update was not: a learning rate, or the optimizer's state, overflowed
         with no_grad():
             if math.isfinite(float(self._checked(self._parameters))):
                 return None
         for name, parameter in self._named:
-            if (trouble := trouble_of(last[0], {name: _norm([parameter.detach()])}, last[3])) is not None:
-                return trouble
+            if (problem := first_nonfinite(last[0], {name: _norm([parameter.detach()])}, last[3])) is not None:
+                return problem
         return None
 
     def _checked(self, tensors: list[torch.Tensor]) -> Any:
@@ -165,7 +165,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class NonFinite:
     """The first non-finite value on one rank.
 
     Attributes:
@@ -185,8 +185,8 @@ class Trouble:
     module: str = ""
 
 
-def trouble_of(shares: Sequence[Share], values: Mapping[str, Any], module: str = "") -> Trouble | None:
-    """Return the trouble of a step, None if all values are finite; waits for the device.
+def first_nonfinite(shares: Sequence[Share], values: Mapping[str, Any], module: str = "") -> NonFinite | None:
+    """Return the problem of a step, None if all values are finite; waits for the device.
 
     Args:
         shares: this rank's share of the step, by micro-batch.
@@ -196,9 +196,8 @@ def trouble_of(shares: Sequence[Share], values: Mapping[str, Any], module: str =
     """
     for what, value in values.items():
         if not math.isfinite(number := float(value)):
-            step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
-            return Trouble(what=what, value=number, epoch=step.epoch, step=step.index, ids=ids, module=module)
-    return None
+            step, ids = shares[0].step, listed([str(i) for share in shares for i in share.ids], most=_MOST_IDS)
+    return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {ids}"
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> Any:
@@ -218,14 +217,14 @@ def step_place(shares: Sequence[Share]) -> str:
     return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {listed(map(str, ids), most=_MOST_IDS)}"
 
 
-def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | None:
-    """Return a description of the troubles of all ranks; None if there are none.
+def describe_trouble(problems: Sequence[NonFinite | None], after: str) -> str | None:
+    """Return a description of the problems of all ranks; None if there are none.
 
     Args:
-        troubles: by rank.
+        problems: by rank.
         after: what happened to the checkpoints, the end of the message.
     """
-    found = {rank: trouble for rank, trouble in enumerate(troubles) if trouble is not None}
+    found = {rank: problem for rank, problem in enumerate(problems) if problem is not None}
     if not found:
         return None
     first = min(found.values(), key=lambda t: (t.epoch, t.step, t.what != "loss"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.rows.collection import ranks as shared
-from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, share_of, work_off
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, run_tasks, share_of
 from rankwise.errors import DataError, DesyncError
 from rankwise.testing.ranks import run_over_store
 
@@ -44,7 +44,7 @@ def test_each_is_done_once_and_behind_what_it_needs(tmp_path, killed):
     for number in range(killed):
         Marks(tmp_path / "marks", Ranks()).put(f"t{number}", number)
     marks = Marks(tmp_path / "marks", Ranks())
-    work_off(chain(40, done), marks, Ranks(), shown=seen.append)
+    run_tasks(chain(40, done), marks, Ranks(), shown=seen.append)
     assert sorted(done) == list(range(killed, 40))
     for number in range(max(9, killed), 40, 10):
         assert all(done.index(k) < done.index(number) for k in range(max(number - 9, killed), number))
@@ -55,7 +55,7 @@ def test_each_is_done_once_and_behind_what_it_needs(tmp_path, killed):
 def looks_for(num, folder):
     """How often names of tasks are looked up."""
     marks, before = Marks(folder, Ranks()), Name.looked
-    work_off(chain(num, [], name=Name), marks, Ranks(), shown=lambda rows: None)
+    run_tasks(chain(num, [], name=Name), marks, Ranks(), shown=lambda rows: None)
     return Name.looked - before
 
 
@@ -86,7 +86,7 @@ def test_ranks_share_them(tmp_path, monkeypatch, slow_s):
 
     def body(ranks):
         marks = Marks(tmp_path / "marks", ranks)
-        work_off(chain(40, done), marks, ranks, shown=shown[ranks.rank].append)
+        run_tasks(chain(40, done), marks, ranks, shown=shown[ranks.rank].append)
         return marks.notes
 
     wanted = {f"t{number}": number for number in range(40)}
@@ -106,7 +106,7 @@ def test_a_failure_of_one_ends_all(tmp_path):
 
         tasks = [Task(name=f"t{number}", run=fail if number == 1 else int) for number in range(4)]
         with ranks.together(tmp_path / "c.zarr.writing"):
-            work_off(tasks, Marks(tmp_path / "marks", ranks), ranks, shown=lambda rows: None)
+            run_tasks(tasks, Marks(tmp_path / "marks", ranks), ranks, shown=lambda rows: None)
 
     ends = on_ranks(3, body)
     assert [type(end) for end in ends] == [DesyncError, DataError, DesyncError]

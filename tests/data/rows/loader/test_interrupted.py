@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 
-from rankwise.data.feed.prefetch import Conveyor
+from rankwise.data.feed.prefetch import PrefetchQueue
 from rankwise.data.rows.samplers import SequentialSampler
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.patience import until
@@ -73,7 +73,7 @@ def test_a_pass_does_not_go_on_in_a_forked_process(hundred):
 def waits_for_rows():
     """Whether the main thread is inside of a wait for what is read."""
     frame = sys._current_frames()[threading.main_thread().ident]
-    return any(held.f_code is Conveyor.take.__code__ for held, _ in traceback.walk_stack(frame))
+    return any(held.f_code is PrefetchQueue.take.__code__ for held, _ in traceback.walk_stack(frame))
 
 
 def test_who_interrupts_a_wait_finds_the_loader_as_it_was(hundred, reads):

@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.cache import Serials
+from rankwise.data.store.cache import ArrayNumbers
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def meta(tmp_path):
 
 def test_equal_arrays_have_one_number(meta):
     """Metadata that were parsed twice are those of one array; another place or content is another."""
-    serials = Serials()
+    serials = ArrayNumbers()
     first = serials.of(meta)
     assert serials.of(replace(meta)) == first
     assert serials.of(meta) == first
@@ -27,18 +27,18 @@ def test_equal_arrays_have_one_number(meta):
 
 def test_no_number_comes_twice(meta):
     """After forgetting, and in another reader, what is kept under an old number is not found again."""
-    serials = Serials()
+    serials = ArrayNumbers()
     seen = {serials.of(meta)}
     for _ in range(3):
-        serials.forget()
+        serials.clear()
         seen.add(serials.of(meta))
-    seen.add(Serials().of(meta))
+    seen.add(ArrayNumbers().of(meta))
     assert len(seen) == 5
 
 
 def test_memory_is_bounded(meta):
     """Only the last arrays are remembered; one that was forgotten gets another number, the others keep theirs."""
-    serials = Serials(most=8)
+    serials = ArrayNumbers(most=8)
     metas = [replace(meta, place=str(number)) for number in range(20)]
     numbers = [serials.of(each) for each in metas]
     assert len(set(numbers)) == 20
@@ -49,7 +49,7 @@ def test_memory_is_bounded(meta):
 
 def test_an_array_in_use_is_not_forgotten(meta):
     """Arrays that pass by do not push out the one that is asked for all the time."""
-    serials = Serials(most=8)
+    serials = ArrayNumbers(most=8)
     first = serials.of(meta)
     for number in range(50):
         serials.of(replace(meta, place=str(number)))

@@ -32,7 +32,7 @@ def test_a_handle_is_shared(tmp_path):
     cache = HandleCache(2)
     assert cache.get(str(tmp_path / "a")) is cache.get(str(tmp_path / "a"))
     assert cache.num_opened == 1
-    cache.forget(str(tmp_path / "a"))
+    cache.discard(str(tmp_path / "a"))
     cache.get(str(tmp_path / "a"))
     assert cache.num_opened == 2
 

@@ -41,7 +41,7 @@ def test_an_array_that_is_there_is_asked_for_once(meta):
     array_check = ArrayCheck(objects)
     assert [array_check.trouble(meta) for _ in range(3)] == [None] * 3
     assert objects.asked == [document(meta)]
-    array_check.forget()
+    array_check.clear()
     assert array_check.trouble(meta) is None
     assert len(objects.asked) == 2
 

@@ -155,7 +155,7 @@ class StreamReader:
         return [*results, self._ready(work, work.plan, report, buffer)]
 
     def _judged(self, errors: Sequence[DamacyError]) -> list[Result]:
-        return [Failure(self.skips.judge(errors), len(errors))] if errors else []
+        return [Failure(self.skips.check(errors), len(errors))] if errors else []
 
     def _acquire(self) -> HostBuffer | None:
         """Return memory for a batch, once there is room; None when closed."""
@@ -261,7 +261,7 @@ class SkipRule:
         self._allowed = 0 if allowed == "raise" else allowed
         self.num_skipped = 0
 
-    def judge(self, errors: Sequence[DamacyError]) -> DamacyError | None:
+    def check(self, errors: Sequence[DamacyError]) -> DamacyError | None:
         """Return the error to raise for the bad samples of a batch; None if all of them are skipped."""
         serious = [error for error in errors if not isinstance(error, DecodeError)]
         if not serious and self.num_skipped + len(errors) <= self._allowed:

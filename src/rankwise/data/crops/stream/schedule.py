@@ -18,7 +18,7 @@ from rankwise.data.crops.plan import CropPlan, plan_crops
 from rankwise.data.crops.sample import Dtype, Sample, parse_dtype
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.resolver import ArrayBoxes, Openings, check_sample, crops_of, grouped, resolve
-from rankwise.data.feed.prefetch import Conveyor, ReadAhead
+from rankwise.data.feed.prefetch import PrefetchQueue, ReadAhead
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reader import BoxReader
 
@@ -63,7 +63,7 @@ class Puller:
 
     def __init__(self, config: Config, openings: Openings, meters: Meters) -> None:
         self._config, self._openings, self._meters = config, openings, meters
-        self._pushes: Conveyor[Iterable[Any]] = Conveyor(sys.maxsize)
+        self._pushes: PrefetchQueue[Iterable[Any]] = PrefetchQueue(sys.maxsize)
         self.num_pushed = self.num_ended = self.num_samples = self.num_errors = 0
         self.is_away = self._closed = False
         self.is_awaited: Callable[[], bool] = lambda: True

@@ -143,7 +143,7 @@ class Leases:
         """
         while True:
             while not self._news.empty():
-                self._hear()
+                self._receive()
             if self._closed:
                 return None
             if len(self._out) < limit:
@@ -153,7 +153,7 @@ class Leases:
             awaited = self.is_awaited()
             if self._left and (self._are_kept or awaited) and self._count_no_more(awaited=awaited):
                 continue
-            self._hear()
+            self._receive()
 
     def wake(self) -> None:
         """Let a waiting `acquire` check its conditions again."""
@@ -165,7 +165,7 @@ class Leases:
         self._news.put(None)
         self.is_awaited = lambda: True  # the old callback may hold these leases
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Wait for one message and process it."""
         news = self._news.get()
         if news is None:

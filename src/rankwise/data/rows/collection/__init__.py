@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.rows.collection.collection import DatasetCollection
-from rankwise.data.rows.collection.journal import clear_vain, where_it_stands
+from rankwise.data.rows.collection.journal import clear_vain, unfinished_state
 from rankwise.data.rows.collection.progress import watched_progress
 
-__all__ = ["DatasetCollection", "clear_vain", "watched_progress", "where_it_stands"]
+__all__ = ["DatasetCollection", "clear_vain", "unfinished_state", "watched_progress"]

@@ -17,7 +17,7 @@ from rankwise.data.rows.collection.union import Joined, few_names
 from rankwise.data.rows.datasets import split_modality
 from rankwise.errors import ConfigError
 
-__all__ = ["check_fit", "check_kept", "check_once", "say_variables", "warn_of_repeats"]
+__all__ = ["check_fit", "check_kept", "check_once", "log_variables", "warn_of_repeats"]
 
 _LOG = logging.getLogger("rankwise.rows")
 
@@ -79,7 +79,7 @@ def _place_of(source: Any) -> Any:
     return id(source)
 
 
-def say_variables(joined: Joined) -> None:
+def log_variables(joined: Joined) -> None:
     """If inputs have different variables, log how many they share, and what is filled or left out."""
     for modality, var in joined.vars.items():
         pairs = zip(joined.inputs, joined.gathers[modality], strict=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.order import Groups
 from rankwise.data.rows.chosen import NamedRows
-from rankwise.data.rows.collection.journal import listed_names, read_manifest, said_where_it_stands
+from rankwise.data.rows.collection.journal import explain_disk_errors, listed_names, read_manifest
 from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets, load_anndata
 from rankwise.data.rows.obs import name_list, read_tables
 from rankwise.data.rows.ordered import open_rows
@@ -284,7 +284,7 @@ def _open(path: Path, mode: str) -> Any:
     zarr = load_zarr()
     if mode == "a" and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
         # another rank may be creating it right now
-        with contextlib.suppress(zarr.errors.ContainsGroupError), said_where_it_stands(path):
+        with contextlib.suppress(zarr.errors.ContainsGroupError), explain_disk_errors(path):
             return zarr.create_group(str(path), zarr_format=3)
     try:
         return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")

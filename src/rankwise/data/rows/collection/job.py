@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Buckets
-from rankwise.data.rows.collection.inputs import Turned
+from rankwise.data.rows.collection.inputs import RowsOfColumns
 from rankwise.data.rows.collection.journal import work_folder
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.places import Placing, cut_datasets, find_repeats, hash_names, rename
@@ -72,11 +72,11 @@ class Job:
         self.buckets = Buckets(self.work / "buckets", self.cuts, joined.fields, self.piece, accepts)
 
     @cached_property
-    def turned(self) -> dict[tuple[int, str], Turned]:
+    def turned(self) -> dict[tuple[int, str], RowsOfColumns]:
         """Matrices that are stored by columns, by input and name."""
         rows, piece = self.facts["block_rows"], self.piece
         return {
-            (number, name): Turned(
+            (number, name): RowsOfColumns(
                 table, self.work / "turned" / f"{number}-{at}", rows, piece, self._accepts(f"turn-{number}-{at}")
             )
             for number, held in enumerate(self.joined.inputs)
@@ -112,7 +112,7 @@ class Job:
 def turn_tasks(job: Job) -> list[Task]:
     """Return tasks that turn matrices stored by columns."""
 
-    def turn(turned: Turned, portion: int, start: int, stop: int) -> str:
+    def turn(turned: RowsOfColumns, portion: int, start: int, stop: int) -> str:
         turned.spill(portion, start, stop)
         return job.piece
 

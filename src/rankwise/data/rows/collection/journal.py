@@ -25,6 +25,7 @@ __all__ = [
     "JOURNAL",
     "clear_vain",
     "commit",
+    "explain_disk_errors",
     "has_manifest",
     "listed_names",
     "locked",
@@ -34,9 +35,8 @@ __all__ = [
     "read_journal",
     "read_manifest",
     "resume",
-    "said_where_it_stands",
     "this_boot",
-    "where_it_stands",
+    "unfinished_state",
     "work_folder",
 ]
 
@@ -246,7 +246,7 @@ _FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @contextlib.contextmanager
-def said_where_it_stands(folder: Path) -> Iterator[None]:
+def explain_disk_errors(folder: Path) -> Iterator[None]:
     """For a full or write-protected disk, raise an error that says what exists and what to do.
 
     Raises:
@@ -258,13 +258,13 @@ def said_where_it_stands(folder: Path) -> Iterator[None]:
         ours = str(error.filename).startswith(str(folder))  # not an unreadable input
         if error.errno not in _FULL and not (error.errno in _FORBIDDEN and ours):
             raise
-        raise DataError(f"writing to the disk failed: {error}. {where_it_stands(folder)}") from error
+        raise DataError(f"writing to the disk failed: {error}. {unfinished_state(folder)}") from error
     except KeyboardInterrupt as error:
-        error.add_note(where_it_stands(folder))
+        error.add_note(unfinished_state(folder))
         raise
 
 
-def where_it_stands(folder: Path) -> str:
+def unfinished_state(folder: Path) -> str:
     """Describe what a collection contains after its write has ended early."""
     work = work_folder(folder)
     if not (work / JOURNAL).exists():

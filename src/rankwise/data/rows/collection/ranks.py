@@ -19,7 +19,7 @@ from rankwise.world.adopt import group_world, known_world
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = ["Marks", "Note", "Ranks", "Task", "joined_ranks", "share_of", "work_off"]
+__all__ = ["Marks", "Note", "Ranks", "Task", "joined_ranks", "run_tasks", "share_of"]
 
 T = TypeVar("T")
 Note = Any  # JSON
@@ -139,7 +139,7 @@ class Marks:
         put_json(self._folder / name, note)
 
 
-def work_off(tasks: Sequence[Task], marks: Marks, ranks: Ranks, *, shown: Callable[[float], None]) -> None:
+def run_tasks(tasks: Sequence[Task], marks: Marks, ranks: Ranks, *, shown: Callable[[float], None]) -> None:
     """Do all tasks together, in rounds; at the end of each round the ranks exchange what they have done.
 
     A round takes the next ready tasks in order and divides them by arithmetic alone. Its size adapts until the slowest

@@ -248,7 +248,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
         )
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
-    _say_dtypes(name, [(table.dtype, held.label) for table, held in zip(tables, inputs, strict=True)], dtype)
+    _log_dtypes(name, [(table.dtype, held.label) for table, held in zip(tables, inputs, strict=True)], dtype)
     rows = max(1, sum(table.shape[0] for table in tables))
     row_bytes = sum((table.csr_row_bytes if sparse else table.row_bytes) * table.shape[0] for table in tables) / rows
     if not sparse:
@@ -257,7 +257,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
     return Field(name=name, kind="csr" if sparse else "dense", **facts)
 
 
-def _say_dtypes(name: str, parts: Sequence[tuple[DType, str]], joined: DType) -> None:
+def _log_dtypes(name: str, parts: Sequence[tuple[DType, str]], joined: DType) -> None:
     """Log that inputs of several dtypes are written in one dtype that holds them, and what this may lose."""
     first = dict(reversed(parts))
     if len(first) > 1:

@@ -17,13 +17,14 @@ import numpy as np
 
 from rankwise._files import fsync_folder
 from rankwise._version import __version__
-from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, say_variables, warn_of_repeats
+from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, log_variables, warn_of_repeats
 from rankwise.data.rows.collection.contents import dataset_tasks, skeleton_tasks
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
 from rankwise.data.rows.collection.job import Job, name_tasks, spill_tasks, turn_tasks
 from rankwise.data.rows.collection.journal import (
     JOURNAL,
     commit,
+    explain_disk_errors,
     has_manifest,
     listed_names,
     on_disk,
@@ -31,14 +32,13 @@ from rankwise.data.rows.collection.journal import (
     read_journal,
     read_manifest,
     resume,
-    said_where_it_stands,
     this_boot,
     work_folder,
 )
 from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of, warn_of_room
 from rankwise.data.rows.collection.places import cut_datasets
 from rankwise.data.rows.collection.progress import PROGRESS, Progress
-from rankwise.data.rows.collection.ranks import Ranks, Task, joined_ranks, work_off
+from rankwise.data.rows.collection.ranks import Ranks, Task, joined_ranks, run_tasks
 from rankwise.data.rows.collection.union import Joined, join_inputs
 from rankwise.data.rows.datasets import array_checksums
 from rankwise.data.rows.output import MatrixFormat, codecs_of
@@ -65,7 +65,7 @@ def write(
     wanted: dict[str, Any] = {name: getattr(options, name) for name in ("load_adata", "matrices", "modalities")}
     with (
         joined_ranks(world) as ranks,
-        said_where_it_stands(path),
+        explain_disk_errors(path),
         ranks.together(work_folder(path)),
         contextlib.ExitStack() as stack,
     ):
@@ -122,7 +122,7 @@ def _write_inputs(
     chosen: dict[str, Any] = {name: getattr(options, name) for name in ("var_subset", "merge", "join")}
     joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
     if ranks.is_main:
-        say_variables(joined)
+        log_variables(joined)
     _add_rows(path, joined, options, ranks=ranks, plan=plan, seed=seed, progress=progress)
 
 
@@ -179,7 +179,7 @@ def _add_rows(
             "known": _known_tasks,
         }
         for bar, tasks_of in steps.items():  # tasks that are done are skipped
-            work_off(tasks_of(job), job.marks, ranks, shown=partial(shown.show, bar))
+            run_tasks(tasks_of(job), job.marks, ranks, shown=partial(shown.show, bar))
         os.sync()  # all data must be on disk before the metadata name them, on every machine that wrote
         ranks.gather(None)
         shown.finish()  # shares of rows may add up to slightly less

@@ -16,7 +16,7 @@ from rankwise.data.contract import DType, FieldSpec, IntArray, choose_fields
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields.row_field import RowField, make_field
 from rankwise.data.rows.matrices import MemoryMatrix, StoredMatrix, stack_matrices
-from rankwise.data.rows.notices import say_once
+from rankwise.data.rows.notices import warn_once
 from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.errors import ConfigError
@@ -241,12 +241,12 @@ def _field(
     loose = differ or (choice.is_open and variables is not None)
     stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=loose)
     if choice.dtype_of(name) is None and not choice.is_open:
-        _say_dtypes(name, matrices, stack.spec.dtype)
+        _log_dtypes(name, matrices, stack.spec.dtype)
     widths = [matrix.row_shape[0] for matrix in matrices] if differ else []
     return make_field(stack, dense=choice.dense, columns=columns, widths=widths)
 
 
-def _say_dtypes(name: str, matrices: Sequence[StoredMatrix | MemoryMatrix], joined: DType) -> None:
+def _log_dtypes(name: str, matrices: Sequence[StoredMatrix | MemoryMatrix], joined: DType) -> None:
     """Log that rows of several dtypes are returned in one dtype that holds them all."""
     held: dict[DType, list[str]] = {}
     for matrix in matrices:
@@ -256,7 +256,7 @@ def _say_dtypes(name: str, matrices: Sequence[StoredMatrix | MemoryMatrix], join
             f"{dtype} in {places[0]}{f' and {len(places) - 1} more' * (len(places) > 1)}"
             for dtype, places in held.items()
         )
-        say_once(f"{name} is {listing}: its rows are read as {joined}; dtype= sets another dtype")
+        warn_once(f"{name} is {listing}: its rows are read as {joined}; dtype= sets another dtype")
 
 
 _CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")

@@ -14,7 +14,7 @@ from rankwise.data.feed.memory.csr import torch_csr
 from rankwise.data.feed.place import tensor_over
 from rankwise.data.feed.place_jax import ShardRows, narrowed, shard_full_batches
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.notices import say_once
+from rankwise.data.rows.notices import warn_once
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, MissingExtraError
 
@@ -25,9 +25,9 @@ __all__ = [
     "choose_sampler",
     "convert",
     "global_batch",
-    "say_idle_workers",
-    "say_no_batch",
     "sharded_batches",
+    "warn_idle_workers",
+    "warn_no_batch",
 ]
 
 _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
@@ -58,25 +58,25 @@ def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sam
     if arguments["shuffle"]:
         return RandomSampler(**sizes, rng=arguments["rng"])
     if arguments["shuffle"] is None:
-        say_once("rows are read in their stored order: pass shuffle=True (or shuffle=False to silence this warning)")
+        warn_once("rows are read in their stored order: pass shuffle=True (or shuffle=False to silence this warning)")
     return SequentialSampler(**sizes)
 
 
-def say_idle_workers(sampler: Sampler) -> None:
+def warn_idle_workers(sampler: Sampler) -> None:
     """Warn, in the one DataLoader worker that reads everything, why the others are idle."""
     worker = current_worker()
     if worker is None or worker.number or worker.count == 1 or sampler.handles_workers or sampler.rng is not None:
         return
-    say_once(
+    warn_once(
         f"one of {worker.count} workers reads everything: {type(sampler).__name__} has no rng, so the workers may "
         "draw differently; assign one and draw from self.rng, or use num_workers=1"
     )
 
 
-def say_no_batch(sampler: Sampler, n_obs: int) -> None:
+def warn_no_batch(sampler: Sampler, n_obs: int) -> None:
     """Warn why a pass ended at once: incomplete batches are dropped on request."""
     if current_worker() is None:  # one of several workers may have nothing to do
-        say_once(
+        warn_once(
             f"a pass over {n_obs} rows had no batch: {type(sampler).__name__} makes batches of {sampler.batch_size} "
             "rows and drops incomplete ones; use a smaller batch_size, or drop_last=False"
         )
@@ -111,7 +111,7 @@ def global_batch(rows: Any, sharded: ShardRows) -> Any:
             "drop_last=True to the sampler, or a num_samples that is a multiple of batch_size"
         )
     if not isinstance(rows, np.ndarray):
-        say_once("X is sparse, but global JAX arrays are dense: its rows are read as dense ones")
+        warn_once("X is sparse, but global JAX arrays are dense: its rows are read as dense ones")
     dense: NDArray = rows if isinstance(rows, np.ndarray) else rows.toarray()
     return sharded.global_array(narrowed("X", dense))
 

@@ -22,13 +22,13 @@ from rankwise.data.rows.loader.defaults import (
     choose_sampler,
     convert,
     global_batch,
-    say_idle_workers,
-    say_no_batch,
     sharded_batches,
+    warn_idle_workers,
+    warn_no_batch,
 )
 from rankwise.data.rows.loader.position import LoaderPosition
 from rankwise.data.rows.loader.requests import Requests, RowBlock, RowOrder
-from rankwise.data.rows.notices import say_once
+from rankwise.data.rows.notices import warn_once
 from rankwise.data.rows.passes import Rng
 from rankwise.data.rows.samplers.distributed import foreseen
 from rankwise.data.rows.types import LoaderOutput
@@ -296,7 +296,7 @@ class Loader:
             )
         ignored = [f"{table}/{key}" for table in ("obsm", "layers") for key in getattr(adata, table) if key is not None]
         if ignored:
-            say_once(
+            warn_once(
                 f"batches hold X, obs and var; {', '.join(sorted(ignored))} are ignored (an ordered loader reads them "
                 "by name: OrderedLoader(..., order=...))"
             )
@@ -344,7 +344,7 @@ class Loader:
         n_obs = self.n_obs
         if not n_obs:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
-        say_idle_workers(self._batch_sampler)
+        warn_idle_workers(self._batch_sampler)
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
         requests, current = self._requests(), self._position.next_pass()
         self._num_open += 1
@@ -359,7 +359,7 @@ class Loader:
                     del block  # the next read needs its memory
             current.has_ended = True
             if not current.num_done:
-                say_no_batch(self._batch_sampler, n_obs)
+                warn_no_batch(self._batch_sampler, n_obs)
         except BaseException:
             requests.leave()
             raise

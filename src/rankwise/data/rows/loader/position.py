@@ -15,7 +15,7 @@ from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.datasets import AddedDatasets
 from rankwise.data.rows.loader.requests import RowOrder, order_rows
-from rankwise.data.rows.notices import say_once
+from rankwise.data.rows.notices import warn_once
 from rankwise.data.rows.passes import PassDraws
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.data.rows.samplers.distributed import known_settings
@@ -170,7 +170,7 @@ class LoaderPosition:
             )
         saved = self._saved(*self._now())
         if saved.batches and saved.sampler is None:
-            say_once(f"the saved position inside an epoch cannot be resumed: {self._unknown()}")
+            warn_once(f"the saved position inside an epoch cannot be resumed: {self._unknown()}")
         return saved.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ class LoaderPosition:
                     f"epoch (set_epoch({saved.epoch + 1})), or {WITH_AN_ORDER}"
                 )
         salt = saved.worker["salt"] if saved.batches and saved.worker else None
-        self._sampler.go_to(saved.epoch, seed=None if wrong_seed else saved.seed, salt=salt)
+        self._sampler.seek(saved.epoch, seed=None if wrong_seed else saved.seed, salt=salt)
         self._loaded, self._newest = saved if saved.batches else None, None
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices.stacks import MatrixPlan
-from rankwise.data.rows.notices import say_once
+from rankwise.data.rows.notices import warn_once
 from rankwise.data.store import BoxError, BoxReport, describe_missing
 from rankwise.errors import DataError, SampleError
 
@@ -66,7 +66,7 @@ def _gaps(plan: MatrixPlan, values: BoolArray, columns: BoolArray, indices: NDAr
     lost = values & (columns | sharded)
     if (assumed := np.flatnonzero(values & ~lost)).size:
         place = held.arrays[int(held.which[assumed[0]])].place
-        say_once(
+        warn_once(
             f"{describe_missing(plan.boxes[0], int(assumed[0]))}: its values count as zeros, for which Zarr writes no "
             "file, as their column numbers exist. If the store was copied, check that it is complete; further chunks "
             "of this array are not reported",

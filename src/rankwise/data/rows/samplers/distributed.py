@@ -174,9 +174,9 @@ class DistributedSampler(Sampler):
         """Return the seed from which the ranks derive theirs; None without a generator."""
         return self._shared_seed
 
-    def go_to(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
-        """Make the next pass repeat one that another process of this rank began; see `Sampler.go_to`."""
-        super().go_to(epoch, seed=None, salt=salt)
+    def seek(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
+        """Make the next pass repeat one that another process of this rank began; see `Sampler.seek`."""
+        super().seek(epoch, seed=None, salt=salt)
         if seed is not None:
             self._take_seed(seed)
 

@@ -97,8 +97,8 @@ class ReaderContext:
         self.crew.close()
         self.handles.close()
         self._scratches.clear()  # those in use come back later, intact, and are used again
-        self.facts.forget()
-        self.plan_cache.forget()
+        self.facts.clear()
+        self.plan_cache.clear()
 
 
 @functools.cache

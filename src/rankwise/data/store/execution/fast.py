@@ -78,7 +78,7 @@ class FastChunks:
         self._chunk_bytes = np.array([meta.chunk_bytes for meta in plan.request.arrays], dtype=np.int64)[self._array]
         self._is_far = np.array([meta.is_remote for meta in plan.request.arrays], dtype=np.bool_)[self._array]
         # by position: chunks in the cache, whose addresses keep nothing alive; and cache keys of chunks to keep
-        self._held, self._keys = context.plan_cache.look(plan, chosen)
+        self._held, self._keys = context.plan_cache.lookup(plan, chosen)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
@@ -292,7 +292,7 @@ class FastChunks:
 
     def _retry_chunk(self, at: int) -> None:
         # An old handle may be stale. Threads that read from it keep it open until they are done.
-        self._context.handles.forget(self._plan.files[int(self._file[at])].path)
+        self._context.handles.discard(self._plan.files[int(self._file[at])].path)
         self._trouble.pop(at, None)
         self._attempt(at, at + 1, None)
 
@@ -312,7 +312,7 @@ def _opened(facts: FileFacts, handles: HandleCache) -> OpenFile | ChunkFailure:
     try:
         handle = handles.get(facts.path)
         if handle.identity != facts.identity:  # an old handle, or another file by now
-            handles.forget(facts.path)
+            handles.discard(facts.path)
             handle = handles.get(facts.path)
     except OSError as error:
         return ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error)

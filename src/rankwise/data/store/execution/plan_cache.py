@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
-from rankwise.data.store.cache import ChunkCache, Serials, chunk_keys
+from rankwise.data.store.cache import ArrayNumbers, ChunkCache, chunk_keys
 from rankwise.data.store.plan import BoxPlan
 
 __all__ = ["PlanCache", "mostly_used"]
@@ -38,7 +38,7 @@ class PlanCache:
     """
 
     def __init__(self, cache: ChunkCache, *, everything: bool = False) -> None:
-        self.cache, self.serials = cache, Serials()
+        self.cache, self.serials = cache, ArrayNumbers()
         self._everything = everything
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
         self._met: dict[int, int] = {}  # decoded bytes of arrays, by their numbers
@@ -46,9 +46,9 @@ class PlanCache:
         # Guards these three: together they record the touches, in some order of the threads.
         self._lock = threading.Lock()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Begin with nothing touched. Arrays have other numbers: chunks of files replaced meanwhile are not found."""
-        self.serials.forget()
+        self.serials.clear()
         with self._lock:
             self._ghosts.clear()
             self._met.clear()
@@ -63,7 +63,7 @@ class PlanCache:
             needed[places[self.cache.holds(keys)]] = False
         return needed
 
-    def look(self, plan: BoxPlan, chosen: IntArray) -> tuple[dict[int, NDArray], dict[int, int]]:
+    def lookup(self, plan: BoxPlan, chosen: IntArray) -> tuple[dict[int, NDArray], dict[int, int]]:
         """Query the cache for chunks of a plan, and decide which of the others to keep.
 
         Args:

@@ -77,7 +77,7 @@ class ArrayCheck:
         # check the same array: they get the same answer.
         self._lock = threading.Lock()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all results."""
         with self._lock:
             self._known.clear()
@@ -230,15 +230,15 @@ class FactsCache:
         self.num_looked_at = self.num_recalled = 0
         self.num_retries = 0
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all facts."""
         # A read in progress may add an old answer afterwards, but under an old serial, which is not used again.
         with self._lock:
             self._held.clear()
             self._held_bytes = 0
-        self.array_check.forget()
+        self.array_check.clear()
 
-    def look(
+    def lookup(
         self, arrays: Sequence[ArrayMeta], which: IntArray, number: IntArray, coords: IntArray
     ) -> tuple[FileFacts, ...]:
         """Return the facts of F different files, in their order.

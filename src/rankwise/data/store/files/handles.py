@@ -125,7 +125,7 @@ class HandleCache:
                 self._open.move_to_end(path)
             return handle
 
-    def forget(self, path: str) -> None:
+    def discard(self, path: str) -> None:
         """Open the file again next time."""
         with self._lock:
             self._open.pop(path, None)

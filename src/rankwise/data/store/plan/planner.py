@@ -196,7 +196,7 @@ def _located(
     per_file = of_arrays([grid_of(meta.files, meta.chunks) for meta in arrays], array, ndim)
     file_coords, inside = np.divmod(coords, per_file)
     file_number, first, file = distinct(array, file_coords, [grid_of(meta.shape, meta.files) for meta in arrays])
-    files = facts_cache.look(arrays, array[first], file_number[first], file_coords[first])
+    files = facts_cache.lookup(arrays, array[first], file_number[first], file_coords[first])
     # a chunk that is a whole file; behind a URL only the store knows its size
     whole = np.array([not meta.is_remote and meta.files == meta.chunks for meta in arrays], dtype=np.bool_)
     size = np.array([facts.size for facts in files], dtype=np.int64)

@@ -22,9 +22,9 @@ from rankwise.launch.local.loop import ENDING
 
 if TYPE_CHECKING:
     from rankwise.launch.job import Job
-    from rankwise.launch.local.environment import Seat
+    from rankwise.launch.local.environment import RankCores
     from rankwise.launch.local.loop import Loop
-    from rankwise.launch.local.pipes import Wires
+    from rankwise.launch.local.pipes import RankPipes
     from rankwise.launch.target import Target
 
 __all__ = ["ForkServer", "names_to_load", "open_server"]
@@ -41,12 +41,14 @@ _MAX_ENV = 1 << 15  # characters; all variables may have to be sent in one messa
 _GPUS = ("/dev/dxg", "/dev/kfd")
 
 
-def names_to_load(job: Job, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+def names_to_load(
+    job: Job, all_cores: Sequence[RankCores], environments: Sequence[Mapping[str, str]]
+) -> tuple[str, ...]:
     """Return the modules that a fork server of these ranks would import, () to start them one by one.
 
     Args:
         job: the launch.
-        seats: the seats of its ranks.
+        all_cores: the all_cores of its ranks.
         environments: the environments of its ranks.
 
     Raises:
@@ -58,7 +60,7 @@ def names_to_load(job: Job, seats: Sequence[Seat], environments: Sequence[Mappin
         raise ConfigError(f"{START} must be auto or fresh, got {start!r}")
     if start == "fresh" or not others or sys.platform != "linux":
         return ()
-    if any(seat.cpus is not None for seat in seats) or any(first.get(name) for name in _TOOLS) or _has_gpu():
+    if any(cores.cpus is not None for cores in all_cores) or any(first.get(name) for name in _TOOLS) or _has_gpu():
         return ()
     if any(_common(env) != _common(first) for env in others):
         return ()
@@ -138,7 +140,7 @@ class ForkServer:
                 while loop.signals:  # take the signals out, or the loop would return at once every time
                     held.append(loop.signals.popleft())
         finally:
-            loop.forget(line_fd)
+            loop.remove(line_fd)
             loop.signals.extend(number for number in held if number != signal.SIGCHLD)
         return self.reason == "" and not ENDING.intersection(held)
 
@@ -150,7 +152,7 @@ class ForkServer:
             answer = b""
         self.reason = json.loads(answer) if answer else "it has ended"
 
-    def fork(self, env: Mapping[str, str], wires: Wires) -> int:
+    def fork(self, env: Mapping[str, str], pipes: RankPipes) -> int:
         """Fork a rank with its whole environment and its descriptors, which waits for `let_go`; return its process id.
 
         Raises:
@@ -158,8 +160,8 @@ class ForkServer:
         """
         line = self._process.line
         own = {name: value for name, value in env.items() if self._env.get(name) != value}
-        out, err = 1 if wires.out is None else wires.out, 2 if wires.err is None else wires.err
-        fds = [wires.stdin, out, err, wires.report, self._gate_read]
+        out, err = 1 if pipes.out is None else pipes.out, 2 if pipes.err is None else pipes.err
+        fds = [pipes.stdin, out, err, pipes.report, self._gate_read]
         socket.send_fds(line, [json.dumps({"env": own}).encode()], fds)
         answer = line.recv(1 << 16)
         if not answer:
@@ -190,7 +192,7 @@ def _suits(began_with: Mapping[str, str], env: Mapping[str, str]) -> bool:
 
 def open_server(
     job: Job,
-    seats: Sequence[Seat],
+    all_cores: Sequence[RankCores],
     environments: Sequence[Mapping[str, str]],
     loop: Loop,
     *,
@@ -203,13 +205,13 @@ def open_server(
 
     Args:
         job: the launch.
-        seats: the seats of its ranks.
+        all_cores: the all_cores of its ranks.
         environments: the environments of its ranks.
         loop: served while the server starts.
         meanwhile: called once while the server starts.
         early: a process that was started early, and may become the server.
     """
-    names = names_to_load(job, seats, environments)
+    names = names_to_load(job, all_cores, environments)
     if not names:
         return None
     try:

@@ -18,7 +18,7 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["Columnwise", "Table", "Turned", "spread_collections", "table_of"]
+__all__ = ["Columnwise", "RowsOfColumns", "Table", "spread_collections", "table_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,7 +176,7 @@ def spread_collections(sources: list[Any], folder: Path) -> list[tuple[Any, bool
     return found
 
 
-class Turned:
+class RowsOfColumns:
     """A matrix stored by columns, whose rows can be read once all its elements were moved.
 
     Elements are read in pieces, in order, and spilled into files of neighbouring rows; a file is sorted by row in
