@@ -20,7 +20,7 @@ from rankwise.train.loop.session import Session
 from rankwise.train.loop.validation import evaluate
 from rankwise.train.step.balance import Balance
 from rankwise.train.step.exact import ExactStep, StepFn
-from rankwise.train.step.ledger import Ledger, NonFinite, RunningMeans, StepReport, describe_trouble
+from rankwise.train.step.ledger import Ledger, NonFinite, RunningMeans, StepReport, describe_problems
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Loop:
 
     def _settle(self, problems: Sequence[NonFinite | None], reports: Sequence[HookReport]) -> None:
         if problems.count(None) < len(problems):
-            raise StepError(describe_trouble(problems, self.session.newest_text))
+            raise StepError(describe_problems(problems, self.session.newest_text))
         self.hooks.settle(reports)
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:

@@ -18,7 +18,7 @@ from rankwise.train.models.passes import Precision, autocasting, held_pass, make
 from rankwise.train.models.sharding import shards_state, watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
 from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
-from rankwise.train.step.ledger import StepReport, describe_trouble, first_nonfinite, step_place
+from rankwise.train.step.ledger import StepReport, describe_problems, first_nonfinite, step_place
 from rankwise.train.step.output import StepOutput, on_host, read_output
 from rankwise.train.step.schedules import step_schedule
 from rankwise.train.step.warmup import FirstPass, explained, held_sample, unused_text, warm_up
@@ -307,7 +307,7 @@ class ExactStep:
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
         """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
         problem = first_nonfinite([batch.share for batch in batches], {"loss": loss, "gradient": gradient})
-        raise StepError(describe_trouble(self._world.all_gather_object(problem), after))
+        raise StepError(describe_problems(self._world.all_gather_object(problem), after))
 
 
 class _Values:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rankwise.guard import Guard
 
-__all__ = ["Ledger", "NonFinite", "RunningMeans", "StepReport", "describe_trouble", "first_nonfinite", "step_place"]
+__all__ = ["Ledger", "NonFinite", "RunningMeans", "StepReport", "describe_problems", "first_nonfinite", "step_place"]
 
 _MOST_IDS = 16
 
@@ -79,7 +79,7 @@ class Ledger:
 
         self.recent, self.whole, self._guard = recent, whole, guard
         self._kept: list[tuple[StepReport, _Record]] = []  # until `settle`
-        # until `look`: the last step, and those that are not known to be finite
+        # until `first_problem`: the last step, and those that are not known to be finite
         self._last: _Record | None = None
         self._unchecked: list[_Record] = []
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -196,8 +196,9 @@ def first_nonfinite(shares: Sequence[Share], values: Mapping[str, Any], module: 
     """
     for what, value in values.items():
         if not math.isfinite(number := float(value)):
-            step, ids = shares[0].step, listed([str(i) for share in shares for i in share.ids], most=_MOST_IDS)
-    return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {ids}"
+            step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
+            return NonFinite(what=what, value=number, epoch=step.epoch, step=step.index, ids=ids, module=module)
+    return None
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> Any:
@@ -213,11 +214,11 @@ def _norm(tensors: Iterable[torch.Tensor]) -> Any:
 
 def step_place(shares: Sequence[Share]) -> str:
     """Return in words which step of which rank this is, and with which samples, for notes on errors."""
-    step, ids = shares[0].step, tuple(int(i) for share in shares for i in share.ids)
-    return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {listed(map(str, ids), most=_MOST_IDS)}"
+    step, ids = shares[0].step, listed([str(i) for share in shares for i in share.ids], most=_MOST_IDS)
+    return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {ids}"
 
 
-def describe_trouble(problems: Sequence[NonFinite | None], after: str) -> str | None:
+def describe_problems(problems: Sequence[NonFinite | None], after: str) -> str | None:
     """Return a description of the problems of all ranks; None if there are none.
 
     Args:
