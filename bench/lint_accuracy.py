@@ -32,7 +32,7 @@ from rankwise.diagnose.lint.settings import Settings
 
 NEAR_LINES = 2
 SPLITS = ("work", "held-out")
-ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 HINTS = frozenset(rule.slug for rule in RULES if rule.level == "info")
 LABELS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint" / "corpus.json"
 

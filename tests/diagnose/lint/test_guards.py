@@ -33,6 +33,7 @@ def nothing(text):
         ("int(os.environ.get('LOCAL_RANK', 0)) == 0", "main"),
         ("rank % gpus == 0", "main"),
         ("epoch % 5 == 0 and rank == 0", "main"),
+        ("(epoch % 5 == 0) & (rank == 0)", "main"),
         ("not args.distributed or rank == 0", "main"),
         ("rank == 3", "other"),
         # equal on all ranks, or unknown

@@ -101,6 +101,8 @@ def test_maps_are_read_once_and_kept_on_disk(volumes, tmp_path):
     first, second = CropIndex(image, **options), CropIndex(image, **options)
     assert (first._finder.num_read, second._finder.num_read) == (1, 0)
     assert first.fingerprint == second.fingerprint
+    half = CropIndex(image, **options | {"foreground": ("label", 0.5)})
+    assert half.fingerprint != first.fingerprint
     array[12:16] = 1
     third = CropIndex(image, **options)
     assert third._finder.num_read == 1

@@ -182,7 +182,7 @@ def _draws(
         foreground_bounds=labelled_bounds,
         fraction=0.0 if rules.foreground is None else rules.foreground.fraction,
     )
-    edges = b"" if labelled_bounds is None else labelled_bounds.tobytes()
+    edges = b"" if labelled_bounds is None else labelled_bounds.tobytes() + repr(draws.fraction).encode()
     return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), edges]
 
 

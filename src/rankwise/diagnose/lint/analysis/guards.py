@@ -125,6 +125,8 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
         inner = test.operand
         named = last(text_of(inner.func)) in RANK_NAMES if isinstance(inner, ast.Call) else is_rank(inner, lookup)
         return "main" if named else _opposite(side_of(inner, lookup, depth + 1))
+    if isinstance(test, ast.BinOp) and isinstance(test.op, ast.BitAnd):  # `(loss < best) & (rank == 0)`
+        return side_of(test.left, lookup, depth + 1) or side_of(test.right, lookup, depth + 1)
     if isinstance(test, ast.BoolOp):
         sides = [side_of(value, lookup, depth + 1) for value in test.values]
         if isinstance(test.op, ast.And):  # each part narrows it

@@ -346,6 +346,6 @@ def _ends(body: list[ast.stmt]) -> bool:
 
 def _away(test: ast.expr, side: Side | None) -> Side | None:
     """Return the side of the branch not taken: of a chain only where the rank alone decides."""
-    if side is None or isinstance(test, ast.BoolOp):
+    if side is None or isinstance(test, ast.BoolOp | ast.BinOp):
         return None
     return "other" if side == "main" else "main"
