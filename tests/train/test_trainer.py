@@ -176,6 +176,8 @@ def test_without_a_run_directory_nothing_is_written(tmp_path):
 
 def test_wrong_options_are_named():
     """Unknown or impossible numbers are refused with what there is."""
+    with pytest.raises(ConfigError, match="no option epochs; epochs: fit.* takes that; its options are log_every"):
+        make_trainer(epochs=2)
     with pytest.raises(ConfigError, match="no option log_evry; its options are log_every"):
         make_trainer(log_evry=3)
     with pytest.raises(ConfigError, match="save_every must be an integer of at least 1, got 0"):

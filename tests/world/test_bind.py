@@ -353,6 +353,25 @@ def test_a_stranger_at_the_port_does_not_become_a_rank(tmp_path):
         assert (out.strip(), code) == ("['rank 0', 'rank 1']", 0), err
 
 
+UNGUARDED = """
+import multiprocessing
+import rankwise
+with rankwise.bind(rank=0, world_size=1):
+    process = multiprocessing.get_context("spawn").Process(target=print, args=("never",))
+    process.start()
+    process.join()
+    print("exit code", process.exitcode)
+"""
+
+
+def test_a_worker_that_imports_the_script_is_no_rank(tmp_path):
+    """Without a guard of __main__ a spawned worker runs the script: it is told so, and waits for nobody."""
+    (tmp_path / "train.py").write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "exit code 1\n"
+    assert 'put what the script does under `if __name__ == "__main__":`' in done.stderr
+
+
 def test_bind_without_with_says_what_to_write():
     """`world = bind()` is a common slip; the first use of the result names the mend."""
     uses = (lambda world: world.rank, lambda world: reduce({}, world))

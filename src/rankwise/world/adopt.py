@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 import weakref
@@ -27,6 +28,7 @@ __all__ = [
     "joined_world",
     "known_world",
     "ray_device",
+    "refuse_import_by_worker",
     "refuse_second_bind",
     "set_bound_world",
 ]
@@ -48,6 +50,21 @@ def _default_group() -> Any:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     return dist.group.WORLD
+
+
+def refuse_import_by_worker(caller: str) -> None:
+    """Check that this process is no worker of multiprocessing that imports the script of its parent.
+
+    Such a worker (spawn, forkserver) has its parent's environment: it would take the place of its parent's rank.
+
+    Raises:
+        WorldError: it is one.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # multiprocessing.spawn asks for it, too
+        raise WorldError(
+            f"{caller} was called while a worker process imports the script: put what the script does under "
+            '`if __name__ == "__main__":`, so that the worker finds its functions and classes without running it'
+        )
 
 
 def refuse_second_bind() -> None:

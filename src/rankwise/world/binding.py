@@ -162,6 +162,7 @@ class _Bind(contextlib.AbstractContextManager[World], contextlib.ContextDecorato
 
 @contextlib.contextmanager
 def _bound(options: _Options) -> Iterator[World]:
+    adopt.refuse_import_by_worker("bind()")
     adopt.refuse_second_bind()
     place, process, ray_world = options.place(), os.getpid(), adopt.group_world()
     if place.note:

@@ -71,6 +71,7 @@ class JaxOptions:
 
 def start_jax(options: JaxOptions) -> World:
     """See `World.init_jax`."""
+    adopt.refuse_import_by_worker("World.init_jax()")
     jax = import_jax()
     place = find_place(os.environ)
     if place.note:

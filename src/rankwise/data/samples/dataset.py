@@ -271,7 +271,15 @@ class DatasetLoader(CursorLoader):
         return tuple(batches)
 
     def _batch(self, fetching: Fetching) -> DatasetBatch:
-        data = next(fetching.batches)
+        try:
+            data = next(fetching.batches)
+        except RuntimeError as error:
+            if "exited unexpectedly" in str(error):
+                error.add_note(
+                    "the worker's own output says why. If it imports this script: put what the script does under "
+                    '`if __name__ == "__main__":`. If it was killed: memory (free, cgroup) or /dev/shm is too small'
+                )
+            raise
         return self._on_device(data, fetching.pulled.popleft())
 
     def _on_device(self, data: Any, share: Share) -> DatasetBatch:

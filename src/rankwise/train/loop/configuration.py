@@ -106,7 +106,9 @@ def read_options(given: Mapping[str, Any]) -> TrainOptions:
     known = [f.name for f in fields(TrainOptions)]
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ConfigError(f"Trainer has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+        of_fit = [name for name in unknown if name in ("epochs", "max_epochs", "num_epochs", "val")]
+        hint = f"{' and '.join(of_fit)}: fit(train, val=..., epochs=...) takes that; " if of_fit else ""
+        raise ConfigError(f"Trainer has no option {', '.join(unknown)}; {hint}its options are {', '.join(known)}")
     return TrainOptions(**given)
 
 
