@@ -176,7 +176,7 @@ def test_without_a_run_directory_nothing_is_written(tmp_path):
 
 def test_wrong_options_are_named():
     """Unknown or impossible numbers are refused with what there is."""
-    with pytest.raises(ConfigError, match="no option epochs; epochs: fit.* takes that; its options are log_every"):
+    with pytest.raises(ConfigError, match=r"no option epochs; epochs: fit.* takes that; its options are log_every"):
         make_trainer(epochs=2)
     with pytest.raises(ConfigError, match="no option log_evry; its options are log_every"):
         make_trainer(log_evry=3)

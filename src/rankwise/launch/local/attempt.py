@@ -23,9 +23,9 @@ from rankwise.launch.local.sessions import end_sessions
 
 if TYPE_CHECKING:
     from rankwise.launch.failures.verdict import Failure
+    from rankwise.launch.local.failure_detector import FailureDetector, OtherNodes
     from rankwise.launch.local.forks.client import ForkServer
     from rankwise.launch.local.forks.process import ServerProcess
-    from rankwise.launch.local.judge import Judge, OtherNodes
 
 __all__ = ["Attempt"]
 
@@ -78,7 +78,7 @@ class Attempt:
         for name in ("out", "err"):
             shown = [rank for rank in here if job.show.shows(rank, name)]
             self._streams[name] = SharedStream(name, console, shown, merge=job.show.merge)
-        self._judge: Judge  # set once the ranks are started, before signals and messages are handled
+        self._detector: FailureDetector  # set once the ranks are started, before signals and messages are handled
         asked_s = job.shutdown_timeout_s
         self._shutdown_s = SHUTDOWN_AFTER_FAILURE_S if asked_s is None else asked_s
         outside_s = SHUTDOWN_FROM_OUTSIDE_S if asked_s is None else asked_s
@@ -93,21 +93,21 @@ class Attempt:
         self._folder = vitals.make_folder(sweep=False)  # a sweep would import shutil
         try:
             self._start()
-            judge = self._judge = self._call_judge()
-            self._take_signals()
+            detector = self._detector = self._make_detector()
+            self._handle_signals()
             while not self._is_over():
                 self._loop.step(self._show_due())
                 self._resume_pumps()
                 for process in self.ranks:
                     if process.reap():
                         process.read_report()
-                        judge.examine(process)
-                self._take_signals()
+                        detector.examine(process)
+                self._handle_signals()
                 self._act()
-            while self._stop_s is None and judge.awaits_other_nodes(time.monotonic()):
+            while self._stop_s is None and detector.awaits_other_nodes(time.monotonic()):
                 self._loop.step(CHECK_INTERVAL_S)  # all ended here; a rank on another node may be the cause
-                self._take_signals()
-            return judge.decide(), self.ranks
+                self._handle_signals()
+            return detector.decide(), self.ranks
         finally:
             self._clean_up()
 
@@ -121,16 +121,16 @@ class Attempt:
         step = self.furthest_step
         return text, record.describe(failure, ends, attempt=self._number, world_size=size, step=step, logs=logs)
 
-    def _call_judge(self) -> Judge:
+    def _make_detector(self) -> FailureDetector:
         """Import the other modules while the ranks start; later, an upgrade may have changed or removed the files."""
         import shutil  # noqa: F401  (for the folders, at the end)
 
         import rankwise.launch.failures.outcome  # for the last word
         import rankwise.launch.failures.report  # noqa: F401  (for what the ranks report)
-        from rankwise.launch.local.judge import Judge
+        from rankwise.launch.local.failure_detector import FailureDetector
 
         vitals.sweep_folders()
-        return Judge(
+        return FailureDetector(
             self._job, self._folder, self.ranks, self._console, begun_s=self._begun_s, other_nodes=self._other_nodes
         )
 
@@ -148,7 +148,7 @@ class Attempt:
             from rankwise.launch.local.forks.client import open_server
 
             server = open_server(
-                job, all_cores, environments, self._loop, meanwhile=self._call_judge, early=self._early
+                job, all_cores, environments, self._loop, meanwhile=self._make_detector, early=self._early
             )
             if server is None and ENDING.intersection(self._loop.signals):
                 return
@@ -168,7 +168,7 @@ class Attempt:
                     self._open_pumps.add(pump)
                     self._loop.watch(pump.fd, partial(self._pump, pump))
             if server is not None:
-                server.let_go()
+                server.release()
         finally:
             if server is not None:
                 server.close()
@@ -195,7 +195,7 @@ class Attempt:
         elif self._stop_s is not None:
             due_s = self._kill_s
         else:
-            due_s = self._judge.due_s(now)
+            due_s = self._detector.due_s(now)
         waits.append(None if due_s is None else max(0.0, due_s - now) + 0.001)
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -220,7 +220,7 @@ class Attempt:
             else:
                 self._loop.watch(pump.fd, partial(self._pump, pump))
 
-    def _take_signals(self) -> None:
+    def _handle_signals(self) -> None:
         while self._loop.signals:
             number = self._loop.signals.popleft()
             if number in {signal.SIGUSR1, signal.SIGUSR2}:
@@ -243,7 +243,7 @@ class Attempt:
         signal.raise_signal(signal.SIGSTOP)
         for process in self._alive():
             process.send(signal.SIGCONT)
-        self._judge.watch.reset()
+        self._detector.watch.reset()
 
     def _interrupt(self, number: int) -> None:
         """End the ranks because of a signal from outside; a second signal kills them at once."""
@@ -273,19 +273,19 @@ class Attempt:
             self._ask_to_end(signal.SIGTERM, self._grace_s)
 
     def view(self, *, final: bool) -> dict[str, Any]:
-        """Return the state of the running ranks here, see `Judge.view`; `final`: the answer will end the attempt."""
+        """Return the state of the running ranks, see `FailureDetector.view`; `final`: the answer ends the attempt."""
         if self._stop_s is not None:
             return {"quiet_s": None, "missing": [], "ranks": []}
-        return self._judge.view(final=final)
+        return self._detector.view(final=final)
 
     def note_standstill(self) -> None:
         """Note that a standstill of all nodes was reported."""
-        self._judge.watch.is_told = True
+        self._detector.watch.is_told = True
 
     def blame(self, failure: Failure | None) -> None:
         """End the ranks because one of them blocks the ranks of all nodes; None: no culprit was found here."""
         if self._stop_s is None:
-            self._judge.note_blamed(failure)
+            self._detector.note_blamed(failure)
             if failure is not None:
                 self._stop_the_others()
 
@@ -309,7 +309,7 @@ class Attempt:
             # all ranks agreed to end, and saved: the others are exiting too
             self._stop_s, self._kill_s = now, now + self._grace_s
             return
-        if self._judge.finds_failure(now):
+        if self._detector.finds_failure(now):
             self._stop_the_others()
 
     def _clean_up(self) -> None:

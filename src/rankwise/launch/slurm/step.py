@@ -115,7 +115,7 @@ class Step:
             try:
                 while self._srun.poll() is None:
                     self._loop.step(1.0)
-                    self._take_signals()
+                    self._handle_signals()
             finally:
                 self._srun.kill()
                 code = self._srun.wait()
@@ -148,7 +148,7 @@ class Step:
             str(self._folder),
         ]
 
-    def _take_signals(self) -> None:
+    def _handle_signals(self) -> None:
         if time.time() >= self._due_s:
             self._due_s = end_time(self._allocation.job_id) - self._warn_s  # the time limit may have been extended
             if time.time() >= self._due_s:

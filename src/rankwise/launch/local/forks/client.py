@@ -82,7 +82,7 @@ def _has_gpu() -> bool:
 class ForkServer:
     """A process that imports what the ranks of one attempt import first, and forks them.
 
-    This process is a subreaper until `let_go`, so the forked ranks become its children. They block until then, before
+    This process is a subreaper until `release`, so the forked ranks become its children. They block until then, before
     any code of the program has run, so giving up earlier has no side effects.
 
     Args:
@@ -153,7 +153,7 @@ class ForkServer:
         self.reason = json.loads(answer) if answer else "it has ended"
 
     def fork(self, env: Mapping[str, str], pipes: RankPipes) -> int:
-        """Fork a rank with its whole environment and its descriptors, which waits for `let_go`; return its process id.
+        """Fork a rank with its whole environment and its descriptors, which waits for `release`; return its process id.
 
         Raises:
             OSError: the rank cannot be forked.
@@ -172,7 +172,7 @@ class ForkServer:
         self._num_forked += 1
         return int(forked["pid"])
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End the server and let the ranks run."""
         self._process.close()  # its children, the ranks, become this process's children
         _set_subreaper(on=self._was_subreaper)  # reset before the ranks run, so that their orphans are not adopted here
@@ -180,7 +180,7 @@ class ForkServer:
         self.close()
 
     def close(self) -> None:
-        """End the server and the ranks that still wait for `let_go`; a second call does nothing."""
+        """End the server and the ranks that still wait for `release`; a second call does nothing."""
         self._held.close()
 
 

@@ -138,7 +138,7 @@ def _unsafe(fds: list[str]) -> str:
 
 
 def _become(request: Any, fds: Sequence[int]) -> int:
-    """Turn this copy of the server into a rank, wait until `let_go`, and return the descriptor of its report."""
+    """Turn this copy of the server into a rank, wait until `release`, and return the descriptor of its report."""
     from multiprocessing import process
 
     stdin, out, err, report_fd, gate = fds

@@ -1,4 +1,4 @@
-"""Judge an attempt: which failure is clear, which rank hangs, which rank is the cause.
+"""Finds the failure of an attempt: which failure is clear, which rank hangs, which rank is the cause.
 
 An attempt imports this module only after it has started the ranks.
 """
@@ -26,7 +26,7 @@ from rankwise.launch.local.hang import ProgressWatch, tell_standstill
 from rankwise.launch.local.loop import CHECK_INTERVAL_S
 from rankwise.launch.local.process import RankProcess
 
-__all__ = ["Judge", "OtherNodes"]
+__all__ = ["FailureDetector", "OtherNodes"]
 
 SETTLE_S = 0.2  # how long to wait for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause if only consequences of it are known
@@ -52,11 +52,11 @@ class OtherNodes(Protocol):
         """The ranks here stand still: ask whether all other ranks do too, and which rank blocks them.
 
         Args:
-            question: `Judge.view`, and "final" (whether the answer ends the attempt), "limit_s" and "reason".
+            question: `FailureDetector.view`, and "final" (whether the answer ends the attempt), "limit_s" and "reason".
         """
 
 
-class Judge:
+class FailureDetector:
     """Watches the ranks of one attempt and finds the root cause of their end.
 
     Args:
