@@ -24,7 +24,7 @@ class Page:
     def line(self, _stream, line):
         self.text += line + b"\n"
 
-    def say(self, text):
+    def log(self, text):
         self.said.append(text)
 
 

@@ -33,7 +33,7 @@ class Console:
     def __init__(self):
         self.lines = []
 
-    def say(self, text):
+    def log(self, text):
         self.lines.append(text)
 
     def block(self, text):
@@ -58,7 +58,7 @@ def question(*, final, limit_s=9.0, **view):
 def served():
     with Loop() as loop:
         console = Console()
-        server = Server(socket.create_server(("127.0.0.1", 0)), SECRET, loop, say=console.say)
+        server = Server(socket.create_server(("127.0.0.1", 0)), SECRET, loop, say=console.log)
         made = []
 
         def node(number, view, secret=SECRET):

@@ -125,8 +125,8 @@ def test_another_run_changes_nothing(stack, other):
     first, second = two(stack, **other)
     mine, theirs = first.join("a", quorum=9), second.join("b", quorum=9, like=other.get("like", LIKE))
     asked, brain = [], first.coordinator._split_brain
-    standing = brain._standing
-    brain._standing = lambda: asked.append("probe") or standing()
+    priority = brain._priority
+    brain._priority = lambda: asked.append("probe") or priority()
     step_until(stack.loop, lambda: len(asked) == 2)
     assert "moved" not in kinds(mine) + kinds(theirs)
 

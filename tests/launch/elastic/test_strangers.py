@@ -12,7 +12,7 @@ TRAINS = """
 import os, pathlib, time
 import rankwise
 rank = os.environ["RANK"]
-def send_orders(name, text):
+def tell(name, text):
     pathlib.Path(name + ".tmp").write_text(str(text))
     os.rename(name + ".tmp", name)
 tell("secret-" + rank, os.environ["RANKWISE_SECRET"])
