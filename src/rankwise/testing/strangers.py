@@ -68,7 +68,7 @@ def throw_garbage(address: str, port: int, held: list[socket.socket], seed: int)
         b"\x00" * 4096,
         struct.pack("<Q", 1 << 62) * 8,
         _STORE_GREETING + b"\x01" + struct.pack("<Q", 1 << 60),  # followed by a length
-        b'["set", "rankwise/knocks", "1000000000"]\n[[[[[[',
+        b'["set", "rankwise/hellos", "1000000000"]\n[[[[[[',
         *(rng.randbytes(1 << power) for power in (0, 3, 10, 17)),
     ]
     for saying in sayings:

@@ -38,13 +38,13 @@ for number, place in enumerate(sys.argv[1:]):
 print("thrown", flush=True)
 time.sleep(600)
 """
-# without the secret, but in the store's own protocol: keys of its own, and what a knock without a seal looks like
+# without the secret, but in the store's own protocol: keys of its own, and what a hello without a signature looks like
 CLIENT = """
 import datetime, sys
 from torch.distributed import TCPStore
 store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=datetime.timedelta(seconds=120))
 store.set("a stranger's key", "x" * 100_000)
-store.set("rankwise/knock/1000", "not sealed")
+store.set("rankwise/hello/1000", "not signed")
 assert store.add("a stranger's count", 1) == 1
 store.set_timeout(datetime.timedelta(seconds=2))
 try:
