@@ -117,7 +117,7 @@ class CheckedStep:
 
 
 class Check:
-    """One check. `facts` is local and does not communicate; `judge` gets the facts of all ranks, equal on each.
+    """One check. `facts` is local and does not communicate; `compare` gets the facts of all ranks, equal on each.
 
     Args:
         subject: the training to check.

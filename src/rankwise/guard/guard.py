@@ -180,7 +180,7 @@ class Guard:
             self._subject.trouble = failed or self._subject.trouble
 
     def _check(self, step: CheckedStep) -> None:
-        """Gather all facts with one call, and judge them; further communication depends on gathered facts only."""
+        """Gather all facts with one call, and compare them; further communication depends on gathered facts only."""
         mine = [_safely(check.facts) for check in self._checks]
         *by_check, of_hooks = zip(*step.gather([*mine, (None, self._subject.trouble)]), strict=True)
         self._whole("of a hook", of_hooks)

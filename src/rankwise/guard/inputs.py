@@ -137,7 +137,7 @@ def _as_tensors(value: Any) -> Any:
 
 
 def compare_loaders(facts: Sequence[Any], step: CheckedStep) -> None:
-    """Judge the loaders of all ranks before the first step."""
+    """Compare the loaders of all ranks before the first step."""
     lengths = [fact.get("steps") for fact in facts]
     if len(set(lengths)) > 1:
         step.report(

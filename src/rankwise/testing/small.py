@@ -48,7 +48,7 @@ class ArrayBatch:
     def __getitem__(self, field: str) -> Any:
         return self.fields[field]
 
-    def placeholder(self) -> ArrayBatch:
+    def stand_in(self) -> ArrayBatch:
         """Return the first sample twice, or zeros."""
         some = len(self.ids) > 0
         fields = {n: f[[0, 0]] if some else f.new_zeros((2, *f.shape[1:])) for n, f in self.fields.items()}

@@ -274,7 +274,7 @@ class Batch(Protocol):
         """Return a field, batch axis first."""
         ...
 
-    def placeholder(self) -> Batch:
+    def stand_in(self) -> Batch:
         """Return a picklable batch of two samples that owns its memory: the first one twice, or zeros if there is none.
 
         A rank without samples uses it to take part in the forward and backward pass. It has two samples because layers

@@ -148,7 +148,7 @@ class FeedBatch(ShareView):
         copies = {name: copied_field(field) for name, field in self.fields.items()}
         return self._again(copies)
 
-    def placeholder(self) -> FeedBatch:
+    def stand_in(self) -> FeedBatch:
         """Return a picklable batch of two samples in its own memory: the first one twice, or zeros if none."""
         some = len(self.ids) > 0
         ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)

@@ -172,7 +172,7 @@ class ReadAhead(Generic[S, T]):
         self._reader, self._is_away = reader, is_away
         self._work: _Work[S, T] = _Work(reader, steps, depth=depth, on_thread=on_thread)
         self._thread: _Thread | None = None
-        self.take, self.wake = self._work.conveyor.take, self._work.conveyor.wake
+        self.take, self.wake = self._work.queue.take, self._work.queue.wake
         close_at_exit(self)
 
     @property
@@ -197,7 +197,7 @@ class ReadAhead(Generic[S, T]):
     @property
     def closed(self) -> bool:
         """Whether nothing more can be taken."""
-        return self._work.conveyor.closed
+        return self._work.queue.closed
 
     def close(self, *, waits: bool = True) -> None:
         """Stop the thread; it ends after the chunk that it is reading. Calling it twice is fine.
@@ -208,7 +208,7 @@ class ReadAhead(Generic[S, T]):
         if self.is_elsewhere:
             return  # a forked process has no such thread, and its locks may be held for ever
         self._reader.close()
-        self._work.conveyor.close()
+        self._work.queue.close()
         if self._thread is None or self._thread.ends(waits=waits):
             self._work.items.close()
 
@@ -243,8 +243,8 @@ class _Work(Generic[S, T]):
     def __init__(
         self, reader: Reader[S, T], steps: Iterable[S], *, depth: int, on_thread: Callable[[], None] | None
     ) -> None:
-        self.conveyor: PrefetchQueue[T] = PrefetchQueue(depth, on_wait=reader.wake)
-        reader.is_awaited = self.conveyor.is_awaited
+        self.queue: PrefetchQueue[T] = PrefetchQueue(depth, on_wait=reader.wake)
+        reader.is_awaited = self.queue.is_awaited
         self.items = reader.read(steps, self._is_asked)
         self._on_thread = on_thread
         self._num_read = self._asked = self._beyond = 0
@@ -274,7 +274,7 @@ class _Work(Generic[S, T]):
                         continue
                     return
                 self._num_read += 1
-                if not self.conveyor.put(step):
+                if not self.queue.put(step):
                     return
                 del step  # the next read may need its memory
             else:
@@ -284,7 +284,7 @@ class _Work(Generic[S, T]):
         else:
             self._end(None)
         finally:
-            if self.conveyor.closed:  # nobody may be left who does it
+            if self.queue.closed:  # nobody may be left who does it
                 self.items.close()
 
     def forgo(self, num_steps: int) -> None:
@@ -303,7 +303,7 @@ class _Work(Generic[S, T]):
 
     def _end(self, error: BaseException | None) -> None:
         self._ended = True
-        self.conveyor.end(error)
+        self.queue.end(error)
 
 
 _LIVE: weakref.WeakSet[Any] = weakref.WeakSet()

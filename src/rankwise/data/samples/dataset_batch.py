@@ -126,7 +126,7 @@ class DatasetBatch(ShareView):
             has = f"one {type(data).__name__}: use batch.data"
         raise KeyError(f"the batch has no field {field!r}; collate_fn returned {has}")
 
-    def placeholder(self) -> DatasetBatch:
+    def stand_in(self) -> DatasetBatch:
         """Return a batch of two samples that owns its memory: the first one twice; an empty batch also has real data.
 
         If the samples of a batch cannot be told apart, it is the whole batch with all its samples.

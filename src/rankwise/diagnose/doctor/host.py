@@ -141,7 +141,7 @@ _BUSY_MIB = 500
 
 
 def check_devices() -> list[Check]:
-    """Judge the GPUs of this machine."""
+    """Check the GPUs of this machine."""
     found = gpus()
     devices = found["devices"]
     if not devices:

@@ -1,4 +1,4 @@
-"""Judge NCCL's logs: which network it uses, whether that is the best one, and where ranks differ."""
+"""Check NCCL's logs: which network it uses, whether that is the best one, and where ranks differ."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class View:
 
     Attributes:
         quiet_s: seconds since one of them last advanced; None if unknown.
-        found: a sighting of each rank.
+        found: an observation of each rank.
         missing: ranks that have not begun.
     """
 

@@ -88,7 +88,7 @@ class Observation:
 
 
 def observation_from(found: Mapping[str, Any]) -> Observation:
-    """Build a sighting from what `to_dict` returned on another machine.
+    """Build an observation from what `to_dict` returned on another machine.
 
     Raises:
         KeyError: a field is missing.
@@ -104,7 +104,7 @@ def observation_from(found: Mapping[str, Any]) -> Observation:
 
 
 def observation_of(vital: Vital, stacks: str, calls: Sequence[Mapping[str, Any]] | None) -> Observation:
-    """Return a sighting from a rank's vitals, its stacks, and its last calls (None: it did not answer)."""
+    """Return an observation from a rank's vitals, its stacks, and its last calls (None: it did not answer)."""
     silent_s, frozen = time.monotonic() - vital.heartbeat_s, ""
     state = "silent" if silent_s > (_QUIET_S if calls is None else _STALE_S) else "running"
     if _is_stopped(vital):
@@ -152,7 +152,7 @@ def _is_stopped(vital: Vital) -> bool:
 
 
 def observe(found: Sequence[Vital], patience_s: float = 60.0) -> list[Observation]:
-    """Return a sighting of each rank: whether it runs, where it is, what it last called.
+    """Return an observation of each rank: whether it runs, where it is, what it last called.
 
     Args:
         found: the ranks, of this machine.

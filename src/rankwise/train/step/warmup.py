@@ -30,7 +30,7 @@ def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
     It is real data if this rank has any. If the step has fewer samples than ranks, some rank has none; then
     the last rank, whose share is never empty, sends its own to all.
     """
-    mine = next((b for b in batches if len(b.ids)), batches[0]).placeholder()
+    mine = next((b for b in batches if len(b.ids)), batches[0]).stand_in()
     if batches[0].share.step.size >= world.world_size:
         return mine
     last = world.world_size - 1

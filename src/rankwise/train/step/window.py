@@ -280,7 +280,7 @@ class StreamWindow:
     def __iter__(self) -> Iterator[Any]:
         """Yield the micro-batches of the iterable, on the device."""
         for batch in self._batches:
-            yield batch.data if len(batch.ids) else batch.placeholder().data
+            yield batch.data if len(batch.ids) else batch.stand_in().data
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
