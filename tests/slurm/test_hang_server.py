@@ -46,7 +46,7 @@ COLLECTIVE = (
 ELSEWHERE = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in load'
 
 
-def _sighting(rank, *, waits):
+def _observation(rank, *, waits):
     return Observation(rank=rank, stacks=COLLECTIVE if waits else ELSEWHERE).to_dict()
 
 
@@ -93,7 +93,7 @@ def quiet(*ranks, quiet_s=20.0, missing=()):
 def test_the_server_names_a_rank_of_another_node(served):
     """The node that asks has only ranks that wait; the one of the culprit is told, and nobody else."""
     _, node, loop, _ = served
-    waiting, busy = quiet(_sighting(0, waits=1)), quiet(_sighting(1, waits=0))
+    waiting, busy = quiet(_observation(0, waits=1)), quiet(_observation(1, waits=0))
     first, second = node(0, waiting), node(1, busy)
     joined(loop, first, second)
     first.ask(question(final=True, **waiting))
@@ -107,7 +107,7 @@ def test_the_server_names_a_rank_of_another_node(served):
 def test_a_standstill_is_told_once(served):
     """By the first node; the others note it."""
     _, node, loop, console = served
-    nodes = [node(number, quiet(_sighting(number, waits=number))) for number in range(3)]
+    nodes = [node(number, quiet(_observation(number, waits=number))) for number in range(3)]
     joined(loop, *nodes)
     nodes[2].ask(question(final=False, **nodes[2].attempt.view(final=False)))
     until(loop, lambda: all(each.attempt.told for each in nodes))
@@ -117,8 +117,8 @@ def test_a_standstill_is_told_once(served):
 def test_others_advance(served):
     """Then nobody is blamed, and the node that asked hears it."""
     _, node, loop, _ = served
-    still = quiet(_sighting(0, waits=1))
-    first, second = node(0, still), node(1, quiet(_sighting(1, waits=0), quiet_s=0.1))
+    still = quiet(_observation(0, waits=1))
+    first, second = node(0, still), node(1, quiet(_observation(1, waits=0), quiet_s=0.1))
     joined(loop, first, second)
     first.ask(question(final=True, **still))
     until(loop, lambda: first.attempt.blamed)
@@ -126,10 +126,10 @@ def test_others_advance(served):
     assert second.attempt.blamed == []
 
 
-def test_without_the_first_node_each_judges_alone(served):
+def test_without_the_first_node_each_decides_alone(served):
     """Its supervisor has ended: the answer comes at once, from what this node sees."""
     server, node, loop, console = served
-    still = quiet(_sighting(2, waits=0), _sighting(3, waits=1))
+    still = quiet(_observation(2, waits=0), _observation(3, waits=1))
     second = node(1, still)
     joined(loop, second)
     server.close()
@@ -143,7 +143,7 @@ def test_without_the_first_node_each_judges_alone(served):
 def test_garbage_and_strangers_are_dropped(served):
     """Who sends noise, or has another secret, is not heard; the nodes of the start are."""
     server, node, loop, console = served
-    still = quiet(_sighting(0, waits=0))
+    still = quiet(_observation(0, waits=0))
     good = node(0, still)
     joined(loop, good)
     noise = socket.create_connection(("127.0.0.1", server.port))

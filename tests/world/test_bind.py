@@ -325,10 +325,11 @@ def test_a_job_of_one_machine_listens_on_loopback_alone(tmp_path):
 
 STRANGER = """
     import datetime, os, torch.distributed as dist
+    from rankwise.world.rendezvous.protocol import HELLOS
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False,
                           timeout=datetime.timedelta(seconds=200))
-    number = store.add("rankwise/hellos", 1)
-    store.set(f"rankwise/hello/{number}", "0123456789abcdef")
+    number = store.add(HELLOS, 1)
+    store.set(f"{HELLOS}/{number}", "0123456789abcdef")
     store.wait(["rankwise/answer/0123456789abcdef"])
     print(store.get("rankwise/answer/0123456789abcdef").decode())
 """

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import random
 import socket
 import struct
 from collections.abc import Collection
 from pathlib import Path
+
+from rankwise.world.rendezvous.protocol import HELLOS
 
 __all__ = ["listening", "throw_garbage"]
 
@@ -68,7 +71,7 @@ def throw_garbage(address: str, port: int, held: list[socket.socket], seed: int)
         b"\x00" * 4096,
         struct.pack("<Q", 1 << 62) * 8,
         _STORE_GREETING + b"\x01" + struct.pack("<Q", 1 << 60),  # followed by a length
-        b'["set", "rankwise/hellos", "1000000000"]\n[[[[[[',
+        json.dumps(["set", HELLOS, "1000000000"]).encode() + b"\n[[[[[[",
         *(rng.randbytes(1 << power) for power in (0, 3, 10, 17)),
     ]
     for saying in sayings:

@@ -61,7 +61,7 @@ class Run:
         starts = self.of("start")
         return [[start for start in starts if start.round == number] for number in sorted({s.round for s in starts})]
 
-    def seats(self):
+    def placed(self):
         return [start.keys[0] for start in self.rounds()[-1]]
 
 
@@ -72,7 +72,7 @@ def test_a_fixed_number_starts_once_all_are_there_and_ends_well():
     run.wait(2)
     assert not run.of("start")
     second = run.join()
-    assert run.seats() == [first, second]
+    assert run.placed() == [first, second]
     assert [run.state.members[key].first_rank for key in (first, second)] == [0, 2]
     run.done(second)
     assert not run.of("end")
@@ -88,10 +88,10 @@ def test_wishes_decide_the_order_and_are_given_once():
     run.wait(4)
     assert not run.of("start")
     zero = run.join(wish=0)
-    assert run.seats() == [zero, one]
+    assert run.placed() == [zero, one]
     run.gone(one)
     run.done(zero, "stopped")
-    assert run.seats() == [zero, twin]
+    assert run.placed() == [zero, twin]
 
 
 def test_the_root_cause_of_all_nodes_is_told():
@@ -147,7 +147,7 @@ def test_a_lost_node_of_a_fixed_number_is_replaced_or_named():
         run.done(keys[0], "stopped")
         if comes:
             newcomer = run.join()
-            assert run.seats() == [keys[0], newcomer]
+            assert run.placed() == [keys[0], newcomer]
         else:
             run.wait(31)
             assert "n1 (10.0.0.1)" in run.of("end")[0].line
@@ -165,7 +165,7 @@ def test_a_replacement_may_come_before_the_loss_is_noticed():
     run.wait(8)
     run.gone(keys[1], silent=True)
     run.done(keys[0], "stopped")
-    assert run.seats() == [keys[0], newcomer]
+    assert run.placed() == [keys[0], newcomer]
 
 
 def test_an_elastic_run_goes_on_with_fewer_and_grows_again():
@@ -173,17 +173,17 @@ def test_an_elastic_run_goes_on_with_fewer_and_grows_again():
     run = Run(1, 3)
     keys = run.join(), run.join()
     run.wait(6)
-    assert run.seats() == [*keys]
+    assert run.placed() == [*keys]
     run.gone(keys[0])
     run.done(keys[1], "stopped")
     run.wait(3)
-    assert run.seats() == [keys[1]]
+    assert run.placed() == [keys[1]]
     newcomer = run.join()
     run.wait(3)
     assert (run.of("stop")[-1].in_peace, run.of("stop")[-1].keys) == (True, (keys[1],))
     run.done(keys[1], "again")
     run.wait(3)
-    assert run.seats() == [keys[1], newcomer]
+    assert run.placed() == [keys[1], newcomer]
     assert not run.of("end")
     assert run.state.failures == 0
 
@@ -254,9 +254,9 @@ def check_round(run, starts, least, most):
     assert least <= len(starts) <= most
     assert {start.num_nodes for start in starts} == {len(starts)}
     first = 0
-    for seat, start in enumerate(starts):
+    for number, start in enumerate(starts):
         (key,) = start.keys
-        assert (start.node_rank, start.first_rank, run.state.members[key].done) == (seat, first, None)
+        assert (start.node_rank, start.first_rank, run.state.members[key].done) == (number, first, None)
         first += run.state.members[key].num_ranks
     assert {start.world_size for start in starts} == {first}
     assert starts[0].round == len(run.rounds()) - 1

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from rankwise.errors import WorldError
-from rankwise.world.rendezvous.protocol import RankInfo, SignedStore, check_ranks, rendezvous
+from rankwise.world.rendezvous.protocol import HELLOS, RankInfo, SignedStore, check_ranks, rendezvous
 
 
 def info(rank, world_size=2, **other):
@@ -45,8 +45,8 @@ def test_all_ranks_learn_the_same():
 def test_a_used_store_does_no_harm():
     """An attempt after another on the same store, with hellos of dead ranks in it: each meets under its own prefix."""
     store = dist.HashStore()
-    store.set("rankwise/hello/1", "of-a-rank-that-died")
-    store.add("rankwise/hellos", 2)  # the second never wrote its hello
+    store.set(f"{HELLOS}/1", "of-a-rank-that-died")
+    store.add(HELLOS, 2)  # the second never wrote its hello
     prefixes = set()
     for _ in range(3):
         first, second = meet_all(store, [info(0), info(1)])
@@ -108,8 +108,8 @@ def test_a_shared_gpu_can_be_allowed():
 
 def hello_of_a_stranger(store, text):
     """What somebody does who knows the protocol and the port, and nothing else."""
-    number = store.add("rankwise/hellos", 1)
-    store.set(f"rankwise/hello/{number}", text)
+    number = store.add(HELLOS, 1)
+    store.set(f"{HELLOS}/{number}", text)
 
 
 @pytest.mark.parametrize("text", ["deadbeef", f"{'0' * 64} deadbeef", b"\xff\xfe \x00", ""])

@@ -2,7 +2,7 @@
 
 After a standstill of the given length, one rank of each machine (the lowest whose threads run) collects the stacks of
 the machine's ranks; a signal gets them even from a rank that holds the interpreter lock. The machine of rank 0 asks the
-others over the store, judges all answers, and reports once.
+others over the store, finds the culprit from all answers, and reports once.
 """
 
 from __future__ import annotations

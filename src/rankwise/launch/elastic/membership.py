@@ -161,9 +161,9 @@ class Membership:
         if self._signal is not None and not self.lost:
             self._end(again="again" in states, signal=self._signal)
         elif self.lost:
-            self._judge_loss(here, now)
+            self._decide_after_loss(here, now)
         elif any(d.status == "failed" and not (self._growing and d.suspicion == 2) for d in ends):
-            self._judge_failure(here, now)
+            self._decide_after_failure(here, now)
         elif all(state == "ended" for state in states):
             self._end()
         elif self._growing:
@@ -172,7 +172,7 @@ class Membership:
             # the ranks agreed among themselves to end: they reached their time limit
             self._end(again="again" in states, exitcode=0 if "again" in states else 1, line="the ranks were ended")
 
-    def _judge_loss(self, here: list[Member], now: float) -> None:
+    def _decide_after_loss(self, here: list[Member], now: float) -> None:
         names = ", ".join(map(str, self.lost))
         first = self.lost[0].first_rank
         line, elastic = f"node {names} was lost", self.nodes.elastic
@@ -195,7 +195,7 @@ class Membership:
         self._end(exitcode=1, line=line, rank=rank)
         return True
 
-    def _judge_failure(self, here: list[Member], now: float) -> None:
+    def _decide_after_failure(self, here: list[Member], now: float) -> None:
         failed = [
             (member, member.done) for member in here if member.done is not None and member.done.status == "failed"
         ]

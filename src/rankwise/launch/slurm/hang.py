@@ -54,7 +54,7 @@ class HangClient(Client):
         """Do nothing: Slurm has signalled all nodes."""
 
     def ask(self, question: Mapping[str, Any]) -> None:
-        """Ask all nodes; if the first node is gone, judge by this node's ranks alone."""
+        """Ask all nodes; if the first node is gone, look for the culprit among the ranks here only."""
         self.send({"kind": "still", **question})
         if self.lost:
             alone = HangDetector(lambda: {0: socket.gethostname()})

@@ -117,7 +117,7 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
 def _connect(
     rendezvous: Rendezvous, secret: str, *, node: int, loop: Loop, console: Console, run_dir: Path | None
 ) -> HangClient | None:
-    """Connect to the first node's `Server`; return None if that fails, and this node judges alone."""
+    """Connect to the first node's `Server`; return None if that fails: the culprit is then sought here only."""
     if not rendezvous.hang_port:
         return None
     address = rendezvous.address, rendezvous.hang_port

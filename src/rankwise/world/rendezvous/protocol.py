@@ -32,6 +32,7 @@ from rankwise._version import __version__
 from rankwise.errors import WorldError
 
 __all__ = [
+    "HELLOS",
     "SECRET_VARIABLE",
     "Layout",
     "RankInfo",
@@ -48,8 +49,8 @@ SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 _POLL_S = 0.01
 _GRACE_S = 10.0  # after a rank has reported an error, how long the others get to arrive and read the verdict
 _PREFIX = "rankwise"
-_MAX_HELLOS = 100_000  # checked per turn, as any process can increase the count
-_REFUSED = "refused"
+HELLOS = f"{_PREFIX}/hellos"  # the number of hellos, which any process can increase; each lies under its number
+_MAX_HELLOS = 100_000  # checked per turn
 
 _log = logging.getLogger("rankwise.world")
 
@@ -248,8 +249,8 @@ def rendezvous(
 def _join(signed: SignedStore, info: RankInfo, deadline: float) -> Layout:
     store = signed.store
     nonce = secrets.token_hex(8)
-    number = store.add(f"{_PREFIX}/hellos", 1)
-    signed.put(f"{_PREFIX}/hello/{number}", nonce)
+    number = store.add(HELLOS, 1)
+    signed.put(f"{HELLOS}/{number}", nonce)
     prefix = signed.prefix(_await(signed, f"{_PREFIX}/answer/{nonce}", deadline, info))
     arrived = store.add(f"{prefix}/arrived", 1)
     signed.put(f"{prefix}/info/{arrived}", json.dumps(asdict(info)))
@@ -322,7 +323,7 @@ def _collect(signed: SignedStore, own: RankInfo, salt: str, deadline: float) -> 
     arrivals, ranks = list[int](), {own.rank}
     grace = min(deadline, time.monotonic() + _GRACE_S) if own.error else deadline
     while True:
-        count = min(signed.store.add(f"{_PREFIX}/hellos", 0), hellos + _MAX_HELLOS)
+        count = min(signed.store.add(HELLOS, 0), hellos + _MAX_HELLOS)
         unanswered += range(hellos + 1, count + 1)
         hellos = count
         unanswered = [number for number in unanswered if not _answer(signed, number, salt)]
@@ -352,7 +353,7 @@ def _collect(signed: SignedStore, own: RankInfo, salt: str, deadline: float) -> 
 
 def _answer(signed: SignedStore, number: int, salt: str) -> bool:
     """Answer a hello if it has arrived; refuse a stranger's, so that a rank of another job fails at once."""
-    key = f"{_PREFIX}/hello/{number}"
+    key = f"{HELLOS}/{number}"
     if not signed.store.check([key]):
         return False
     nonce = signed.read(key)
@@ -360,7 +361,7 @@ def _answer(signed: SignedStore, number: int, salt: str) -> bool:
         signed.put(f"{_PREFIX}/answer/{nonce}", salt)
         return True
     # from another job, or left over from an earlier attempt (whose ranks have ended)
-    signed.store.set(f"{_PREFIX}/answer/{signed.store.get(key).decode(errors='replace').rpartition(' ')[2]}", _REFUSED)
+    signed.store.set(f"{_PREFIX}/answer/{signed.store.get(key).decode(errors='replace').rpartition(' ')[2]}", "refused")
     return True
 
 
@@ -377,15 +378,14 @@ def _parse_info(text: str | None) -> RankInfo | None:
 
 def rank_layouts(infos: list[RankInfo]) -> list[Layout]:
     """Return each rank's place on its machine, in the order of the infos; without the prefix."""
-    numbers: dict[str, int] = {}
-    for info in sorted(infos, key=lambda info: info.rank):
-        numbers.setdefault(info.host, len(numbers))
+    hosts = dict.fromkeys(info.host for info in sorted(infos, key=lambda info: info.rank))
+    numbers = {host: number for number, host in enumerate(hosts)}
     on_host = Counter(info.host for info in infos)
     sharers = Counter((info.host, info.mask) for info in infos)
     return [
         Layout(
             host=numbers[info.host],
-            num_hosts=len(numbers),
+            num_hosts=len(hosts),
             local_size=on_host[info.host],
             sharers=sharers[info.host, info.mask],
         )
