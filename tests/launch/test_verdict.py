@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import CheckpointError, DesyncError
-from rankwise.launch.failures.outcome import describe_failure
+from rankwise.launch.failures.outcome import AttemptEnd
 from rankwise.launch.failures.report import Report, make_report
 from rankwise.launch.failures.verdict import decide
 from rankwise.launch.local.process import RankEnd
@@ -157,7 +157,8 @@ def test_against_a_slow_reference(fates):
 def test_a_very_long_message_is_cut_on_the_console():
     """An exception that prints a whole array shows its beginning and its end, and says how much is left out."""
     failure = decide([raised(0, 1.0)])
-    text = describe_failure(replace(failure, detail="begin " + "x" * 5_000_000 + " end"), 1, ())
+    failure = replace(failure, detail="begin " + "x" * 5_000_000 + " end")
+    text, _ = AttemptEnd(failure=failure, ranks=(), world_size=1).describe()
     assert len(text) < 70_000
     assert "begin x" in text
     assert "x end\n" in text

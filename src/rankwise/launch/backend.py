@@ -22,9 +22,6 @@ def supervise(job: Job) -> Outcome:
     Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process
     is killed, its ranks are killed too.
 
-    Args:
-        job: what to run.
-
     Raises:
         LaunchError: the ranks cannot be started, or other nodes cannot be found or joined.
         ConfigError: the job has several nodes, but no token with which they could authenticate.

@@ -194,12 +194,7 @@ def _rename() -> None:
 
 
 def invoke(target: Target, rank: int) -> None:
-    """Run `target`; every exception that it raises propagates, including SystemExit.
-
-    Args:
-        target: script, module, function, or pickled call.
-        rank: global rank; it names the file for a call's value.
-    """
+    """Run `target`; every exception that it raises propagates, including SystemExit."""
     sys.argv[:] = [target.name, *target.args]
     match target.kind:
         case "script":

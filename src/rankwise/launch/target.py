@@ -52,10 +52,6 @@ class Target:
 def parse_target(words: Sequence[str], *, as_module: bool = False) -> Target:
     """Parse the end of a command line: what to run, and its own arguments.
 
-    Args:
-        words: the target first, then its arguments.
-        as_module: the target is a module name (`-m`).
-
     Raises:
         ConfigError: there is no target, or the script does not exist.
     """

@@ -239,14 +239,8 @@ class Connection:
 class Client(Connection):
     """A node's side of its connection to a rendezvous.
 
-    Args:
-        connected: socket towards the rendezvous; this object owns it.
-        host: the rendezvous's host name, for messages.
-        token: the secret that the rendezvous must know too.
-        loop: the event loop.
-        first: returns the first message of this node, once the rendezvous has greeted.
-        obey: called with each message.
-        ended: called when the rendezvous is lost or `error` is set, unless by `close`.
+    `first` returns its first message, once the rendezvous has greeted; `ended` is called when the rendezvous is lost or
+    `error` is set, unless by `close`.
 
     Attributes:
         error: why this node cannot take part: the other side is no rendezvous of this run, or it refuses this node.

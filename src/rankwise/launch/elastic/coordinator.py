@@ -23,13 +23,7 @@ _LINGER_S = 5.0
 class Coordinator(Server):
     """Serves a membership on a listening socket, inside a supervisor's loop.
 
-    Args:
-        listener: listening socket; this object owns it.
-        membership: the membership of the run.
-        token: the secret that every node must know.
-        loop: the event loop.
-        say: prints messages that concern this machine only.
-        home: the join message of this machine's own node; other nodes must have the same settings.
+    `home` is the join message of this machine's own node, whose settings the other nodes must have too.
     """
 
     def __init__(
@@ -57,13 +51,7 @@ class Coordinator(Server):
         super().close()
 
     def look_for_others(self, hosts: Mapping[str, Sequence[str]], host: str, port: int) -> None:
-        """Look for a rendezvous on other hosts: after a network split the run may continue or start there too.
-
-        Args:
-            hosts: the hosts of the list, in its order, with their addresses.
-            host: this host's name in the list.
-            port: port of the rendezvous on all hosts.
-        """
+        """Look for a rendezvous on other hosts: after a network split the run may continue or start there too."""
         self._split_brain = SplitBrain(
             hosts,
             host,

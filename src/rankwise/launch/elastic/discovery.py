@@ -43,10 +43,7 @@ class StoppedWhileWaiting(Exception):  # noqa: N818  (it is asked for, and caugh
 class Discovery:
     """Looks for the rendezvous of a run.
 
-    Args:
-        nodes: the hosts to look at.
-        loop: the event loop, served meanwhile for signals and a rendezvous on this machine.
-        say: prints a message.
+    It serves the loop meanwhile, for signals and a rendezvous on this machine.
 
     Attributes:
         known: addresses of the hosts of the list at the last lookup; [] while a name is unknown.

@@ -171,14 +171,7 @@ def obey_inquiry(
     send: Callable[[Mapping[str, Any]], object],
     tell: Callable[[str], object],
 ) -> None:
-    """Do on a node what a `HangDetector` demands.
-
-    Args:
-        message: its message.
-        attempt: the attempt with the ranks here; None: none runs.
-        send: sends a message back.
-        tell: reports a standstill to the user.
-    """
+    """Do on a node what a `HangDetector` demands."""
     if message["kind"] == "look":
         view: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
         if attempt is not None:

@@ -166,14 +166,7 @@ def describe_node(target: Target, nodes: Nodes, *, max_restarts: int) -> dict[st
 
 
 def difference(name: str, mine: Mapping[str, str], other: str, theirs: Mapping[str, str]) -> str:
-    """Return a text about the properties that differ between two nodes, "" if none do.
-
-    Args:
-        name: name of the one node.
-        mine: its properties, from `describe_node`.
-        other: name of the other node.
-        theirs: the other's properties, from `describe_node`.
-    """
+    """Return a text about the properties that differ between two nodes, "" if none do."""
     words = []
     for what in sorted(mine.keys() | theirs.keys()):
         one, two = (side.get(what) or "none" for side in (mine, theirs))

@@ -46,11 +46,7 @@ class RemoteNode(Connection):
 class Server:
     """Accepts nodes, and decides for all of them which rank blocks the others.
 
-    Args:
-        listener: listening socket; this object owns it.
-        token: the secret that every node must know.
-        loop: the event loop.
-        say: prints messages that concern this machine only.
+    It owns the listening socket; `say` prints messages that concern this machine only.
 
     Attributes:
         port: the port on which it listens.

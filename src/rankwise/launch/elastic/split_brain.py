@@ -43,15 +43,8 @@ class SplitBrain:
 
     It never blocks: it opens and closes connections inside the supervisor's loop.
 
-    Args:
-        hosts: the hosts of the list, in its order, with their addresses; hosts without any are skipped.
-        host: this host's name in the list.
-        port: port of the rendezvous on all hosts.
-        token: the run's secret.
-        loop: the event loop.
-        run: name of the run; rendezvous of other runs do not count.
-        membership: the nodes of this rendezvous.
-        moved: called once, with the host of a rendezvous that ranks higher.
+    `hosts` are those of the list, in its order, with their addresses; those without any are skipped. `moved` is called
+    once, with the host of a rendezvous that ranks higher.
     """
 
     def __init__(

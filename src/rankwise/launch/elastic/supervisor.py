@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rankwise.errors import LaunchError
@@ -41,9 +42,6 @@ def supervise_node(job: Job) -> Outcome:
 
     As for `local.supervisor.supervise`: call it in the main thread of a process without other threads. No rank is left
     when it returns, or when this process is killed.
-
-    Args:
-        job: what to run; its `nodes` must be set.
 
     Raises:
         LaunchError: the nodes do not find each other, have different settings, or the rendezvous refuses this node.
@@ -264,27 +262,25 @@ class _Node:
         )
         self._attempt, self._num_attempts = attempt, self._num_attempts + 1
         try:
-            failure, ends = attempt.run()
+            end = attempt.run()
         except LaunchError as error:
             headline = f"could not be started: {error}"
             failure = Failure(rank=part.first_rank, headline=headline, detail="", status=None, exitcode=1)
-            ends = ()
+            end = replace(attempt.end(failure), ranks=())
         finally:
             self._attempt = None
-        if failure is None and any(end.interrupted for end in ends):
-            return {"status": "again"}
-        if failure is None:
-            return {"status": "ended" if ends and all(end.status == 0 for end in ends) else "stopped"}
-        self._text, self._record = attempt.describe(failure, ends)
-        root = next((end for end in ends if end.rank == failure.rank and end.failed), None)
+        if end.failure is None:
+            ended = end.ranks and all(rank.status == 0 for rank in end.ranks)
+            return {"status": "again" if end.again else "ended" if ended else "stopped"}
+        self._text, self._record = end.describe()
         return {
             "status": "failed",
-            "rank": failure.rank,
-            "headline": failure.headline,
+            "rank": end.failure.rank,
+            "headline": end.failure.headline,
             "text": self._text[:_TEXT_CHARACTERS],
-            "exitcode": failure.exitcode,
-            "suspicion": int(failure.waits) if root is None or failure.status is None else root.suspicion,
-            "age_s": 0.0 if root is None else time.monotonic() - root.failed_s,
+            "exitcode": end.failure.exitcode,
+            "suspicion": end.suspicion,
+            "age_s": end.age_s,
         }
 
     def _part(self, client: Client, start: Mapping[str, Any]) -> Part:

@@ -133,9 +133,7 @@ def read_running(folder: Path, alive: Collection[int]) -> list[Vital]:
 def read_stacks(found: Sequence[Vital], patience_s: float = _STACKS_S) -> dict[int, str]:
     """Return the stacks of the ranks that can answer, "" for the others.
 
-    Args:
-        found: the ranks, of this machine.
-        patience_s: how long to wait in total for ranks that do not answer.
+    It waits at most `patience_s` in total for ranks of this machine that do not answer.
     """
     asked = [vital for vital in found if not _is_stopped(vital)]
     return {vital.rank: "" for vital in found} | vitals.request_stacks(asked, min(_STACKS_S, patience_s))
@@ -154,9 +152,7 @@ def _is_stopped(vital: Vital) -> bool:
 def observe(found: Sequence[Vital], patience_s: float = 60.0) -> list[Observation]:
     """Return an observation of each rank: whether it runs, where it is, what it last called.
 
-    Args:
-        found: the ranks, of this machine.
-        patience_s: how long to wait in total for ranks that do not answer.
+    It waits at most `patience_s` in total for ranks of this machine that do not answer.
     """
     until_s = time.monotonic() + patience_s
     stacks = read_stacks(found, patience_s / 2)

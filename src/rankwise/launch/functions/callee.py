@@ -20,10 +20,7 @@ _loading_main = False
 def find_function(module: str, qualname: str, depth: int = 0) -> Any:
     """Import `module` and return what is there under a dotted name.
 
-    Args:
-        module: dotted name of the module.
-        qualname: the path inside.
-        depth: how many decorators to unwrap (`__wrapped__`); the name alone leads to the decorated function.
+    `depth` decorators are unwrapped (`__wrapped__`): the name alone leads to the decorated function.
     """
     found: Any = importlib.import_module(module)
     for part in qualname.split("."):

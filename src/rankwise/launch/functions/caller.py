@@ -42,14 +42,8 @@ def call_ranks(
 ) -> list[Any]:
     """Run a call on ranks and return their values.
 
-    Args:
-        fn: the function to call.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        options: fields of the `Job`, as JSON has them; `num_ranks` is required.
-        tee: which output is shown, as `rankwise run --tee`.
-        store_file: where the ranks meet, "" for a file of the launch itself; None: at a port.
-        platform: as for `pack_call`; with it each rank starts as a fresh interpreter.
+    `options` are fields of the `Job` as JSON has them, with `num_ranks`. The ranks meet at a port, or with a
+    `store_file` there ("": in a file of the launch itself). With a `platform` each rank starts as a fresh interpreter.
 
     Raises:
         RankFailure: a rank failed.

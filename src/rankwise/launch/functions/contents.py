@@ -19,10 +19,8 @@ _MODULE_TABLES = ("_modules", "_parameters", "_buffers")  # dicts of a torch mod
 def find_unsendable(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str, Any]:
     """Return the path and the value of the innermost part that cannot be sent; the value itself if all its parts can.
 
-    Args:
-        value: a value that cannot be sent.
-        path: its name in messages, as "args[0]".
-        dump: pickles a value the way it would be sent; raises if that fails.
+    `path` is its name in messages, as "args[0]"; `dump` pickles a value the way it would be sent, and raises if that
+    fails.
     """
     seen: set[int] = set()
     for _ in range(_MAX_DEPTH):
@@ -37,13 +35,7 @@ def find_unsendable(value: Any, path: str, dump: Callable[[Any], bytes]) -> tupl
 
 
 def find_heavy(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str, Any, int]:
-    """Return the path, the value and the pickled size of the innermost part that makes up most of a value.
-
-    Args:
-        value: a value that can be sent.
-        path: its name in messages.
-        dump: pickles a value the way it would be sent.
-    """
+    """Return the path, the value and the pickled size of the innermost part that makes up most of a value."""
     num_bytes = len(dump(value))
     for _ in range(_MAX_DEPTH):
         named = ((suffix, part) for suffix, part in _parts(value) if not suffix.startswith(_UNNAMED))

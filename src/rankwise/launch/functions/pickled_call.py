@@ -97,11 +97,7 @@ def pack_call(
 ) -> Packed:
     """Pickle a call for fresh interpreters, where `callee.run_call` executes it.
 
-    Args:
-        fn: what to call.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        platform: the ranks call `fn` by `platforms.run_task`; None: directly.
+    With a `platform` the ranks call it by `platforms.run_task`.
 
     Raises:
         ConfigError: the function or an argument cannot be sent; the message says which.

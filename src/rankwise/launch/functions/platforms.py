@@ -164,11 +164,7 @@ class Platform:
         return self.world_size > 1 and self.ipc_groups is not None
 
     def store_file(self, launch: str) -> Path | None:
-        """Return the file through which the ranks of a launch meet; None: a port, or a folder of the launch itself.
-
-        Args:
-            launch: unique name of the launch.
-        """
+        """Return the file through which the ranks of a launch meet; None: a port, or a folder of the launch itself."""
         if self.ipc_protocol != "file" or (self.device is not Device.SLURM and self.master_addr == "localhost"):
             return None
         folder = self.console_logs if self.master_addr == "localhost" else self.master_addr
@@ -220,14 +216,7 @@ _DEVICES = {Device.CPU: "cpu", Device.GPU: "cuda", Device.MPS: "mps"}
 
 
 def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], platform: Platform) -> Any:
-    """Call a task on this rank; every rank of the platform calls it.
-
-    Args:
-        fn: the task.
-        args: its arguments.
-        kwargs: its keyword arguments, before ddpw's are added.
-        platform: as given to `Wrapper`.
-    """
+    """Call a task on this rank; every rank of the platform calls it."""
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     given = {**kwargs, "global_rank": rank, "local_rank": local_rank, "platform": platform}
     if platform.ipc_groups is None:

@@ -29,12 +29,7 @@ _READ_BYTES = 1 << 20
 
 
 def main(fd: int, hint: tuple[str, ...] = ()) -> None:
-    """Receive the options and the call, run the ranks, send back the outcome and the values by rank.
-
-    Args:
-        fd: the connection to the caller.
-        hint: file and name of the function, if its ranks may be forked.
-    """
+    """Receive the options and the call, run the ranks, send back the outcome and the values by rank."""
     os.set_inheritable(fd, False)  # noqa: FBT003
     early = start_early(*hint) if hint else None
     try:

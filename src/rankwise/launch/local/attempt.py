@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,12 @@ from rankwise.launch.local.console import Console, SharedStream
 from rankwise.launch.local.environment import Part, bound_to, rank_cores, rank_environment
 from rankwise.launch.local.loop import CHECK_INTERVAL_S, ENDING, Loop
 from rankwise.launch.local.pipes import open_pipes
-from rankwise.launch.local.process import RankEnd, RankProcess, start_rank
+from rankwise.launch.local.process import RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
 
 if TYPE_CHECKING:
+    from rankwise.launch.failures.outcome import AttemptEnd
     from rankwise.launch.failures.verdict import Failure
     from rankwise.launch.local.failure_detector import FailureDetector, OtherNodes
     from rankwise.launch.local.forks.client import ForkServer
@@ -38,17 +38,8 @@ SHUTDOWN_FROM_OUTSIDE_S = 30.0
 class Attempt:
     """Starts the ranks once and watches them until the last one has ended.
 
-    Args:
-        job: the launch.
-        part: which ranks of the world are on this machine.
-        number: number of the attempt in this launch, from 0.
-        run_id: name of the launch.
-        loop: the event loop, entered by the caller.
-        console: where output goes.
-        logs: existing folder for this attempt's logs, None for no logs.
-        other_nodes: the other nodes, None if there are none.
-        may_fork: one import of torch may serve all ranks.
-        early: a process that may become the fork server; the caller closes it.
+    `other_nodes` is None on one machine. With `may_fork` one import of torch may serve all ranks; then `early`, which
+    the caller closes, may become the fork server.
     """
 
     def __init__(
@@ -66,7 +57,7 @@ class Attempt:
         early: ServerProcess | None = None,
     ) -> None:
         self.interrupted: int | None = None
-        self.furthest_step: int | None = None  # highest step that a rank reported; set after all have ended
+        self._furthest_step: int | None = None
         self.ranks: list[RankProcess] = []  # those that were started
         self._job, self._part, self._number, self._run_id = job, part, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
@@ -88,8 +79,8 @@ class Attempt:
         self._all_ended_s: float | None = None
         self._begun_s = time.monotonic()
 
-    def run(self) -> tuple[Failure | None, Sequence[RankEnd]]:
-        """Run the ranks until they end; return the root cause of a failure (or None) and every rank's end."""
+    def run(self) -> AttemptEnd:
+        """Run the ranks until the last one has ended."""
         self._folder = vitals.make_folder(sweep=False)  # a sweep would import shutil
         try:
             self._start()
@@ -107,19 +98,24 @@ class Attempt:
             while self._stop_s is None and detector.awaits_other_nodes(time.monotonic()):
                 self._loop.step(CHECK_INTERVAL_S)  # all ended here; a rank on another node may be the cause
                 self._handle_signals()
-            return detector.decide(), self.ranks
+            failure = detector.decide()
         finally:
             self._clean_up()
+        return self.end(failure)
 
-    def describe(self, failure: Failure, ends: Sequence[RankEnd]) -> tuple[str, dict[str, Any]]:
-        """Return the text of a failure and its entry for `failures.record.keep`; call it after the end."""
-        from rankwise.launch.failures import record
-        from rankwise.launch.failures.outcome import describe_failure
+    def end(self, failure: Failure | None) -> AttemptEnd:
+        """Return how the attempt ended; with this root cause of a failure, None without one."""
+        from rankwise.launch.failures.outcome import AttemptEnd
 
-        size, logs = self._part.world_size, self._logs
-        text = describe_failure(failure, size, ends) + ("" if logs is None else f"\nlogs: {logs}")
-        step = self.furthest_step
-        return text, record.describe(failure, ends, attempt=self._number, world_size=size, step=step, logs=logs)
+        return AttemptEnd(
+            failure=failure,
+            ranks=self.ranks,
+            world_size=self._part.world_size,
+            number=self._number,
+            interrupted=self.interrupted,
+            step=self._furthest_step,
+            logs=self._logs,
+        )
 
     def _make_detector(self) -> FailureDetector:
         """Import the other modules while the ranks start; later, an upgrade may have changed or removed the files."""
@@ -337,5 +333,5 @@ class Attempt:
             )
         with contextlib.suppress(OSError):
             steps = [vital.step for vital in vitals.read(self._folder) if vital.step is not None]
-            self.furthest_step = max(steps, default=None)
+            self._furthest_step = max(steps, default=None)
         vitals.remove_folder(self._folder)

@@ -156,15 +156,6 @@ def rank_environment(
 
     `OMP_NUM_THREADS` is the rank's share of the cores that this process may use, unless it is already set, or a single
     rank has all cores (torchrun sets 1, which leaves most of a machine idle).
-
-    Args:
-        job: the launch.
-        part: which ranks of the world are on this machine.
-        rank: global rank.
-        cores: its cores and threads.
-        attempt: number of the attempt in this launch, from 0.
-        run_id: name of this launch, the same for all of its attempts.
-        vitals: folder for the vitals of this attempt.
     """
     local, size, local_size = str(rank - part.first_rank), str(part.world_size), str(job.num_ranks)
     env = {name: value for name, value in os.environ.items() if name not in _STALE}

@@ -59,14 +59,6 @@ class OtherNodes(Protocol):
 class FailureDetector:
     """Watches the ranks of one attempt and finds the root cause of their end.
 
-    Args:
-        job: the launch.
-        folder: the folder of the ranks' vitals.
-        ranks: all rank processes of this machine.
-        console: where a standstill is reported.
-        begun_s: when the attempt began, monotonic clock.
-        other_nodes: the other nodes, whose ranks may block the ranks here; None if there are none.
-
     Attributes:
         watch: decides whether the ranks make progress.
     """

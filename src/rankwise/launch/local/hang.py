@@ -20,11 +20,6 @@ DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; equals gloo's default time
 class ProgressWatch:
     """Decides whether the ranks of one attempt still make progress.
 
-    Args:
-        folder: the folder of their vitals.
-        hang_timeout_s: as `Job.hang_timeout_s`.
-        stall_s: as `Job.stall_s`.
-
     Attributes:
         limit_s: seconds without progress after which the ranks hang, as of the last `hang`; 0: no limit.
         is_told: whether the present standstill was reported, so that its end is reported too.

@@ -67,14 +67,6 @@ def open_pipes(
     Rank 0 writes as if it ran alone: it inherits the supervisor's terminal. If its output also goes to a log file, or
     is merged with that of others, it gets a pseudo-terminal of the same size. If the console is no terminal, it gets
     whole lines of all ranks; lines of the other ranks start with `[rank]`.
-
-    Args:
-        rank: global rank.
-        num_ranks: ranks of this launch.
-        show: what reaches the console.
-        console: where that output goes.
-        logs: existing folder for log files, None for no logs.
-        streams: the streams of the console, "out" and "err".
     """
     report_fd, report = os.pipe()
     os.set_blocking(report_fd, False)

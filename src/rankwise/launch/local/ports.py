@@ -18,8 +18,7 @@ class HeldPort:
     can run side by side. Other systems do not allow the second bind: there the port is released just before the ranks
     start.
 
-    Args:
-        port: the port to hold; None takes a free one.
+    Without a number it takes a free one.
 
     Raises:
         LaunchError: the port is in use.

@@ -162,12 +162,7 @@ def start_rank(
 ) -> RankProcess:
     """Start a rank in a session of its own, with a fresh interpreter unless it is forked.
 
-    Args:
-        target: what it runs.
-        rank: global rank.
-        env: its whole environment.
-        pipes: its descriptors; closed if it cannot be started.
-        server: the fork server that forks it, None for a fresh interpreter.
+    A fork server forks it; without one it gets a fresh interpreter. The pipes are closed if it cannot be started.
     """
     # The rank inherits the mask: Ctrl-C during its imports stays pending until `child.main` can end quietly.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

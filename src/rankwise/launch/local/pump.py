@@ -29,10 +29,7 @@ _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\
 class LogFile:
     """A rank's log file; of a line that is overwritten on a terminal, it keeps the last state.
 
-    Args:
-        path: file to write.
-        from_terminal: the bytes come from a pseudo-terminal; control sequences are removed.
-        console: where a write error (full disk) is reported, once.
+    Control sequences are removed if the bytes come from a pseudo-terminal. A write error (full disk) is reported once.
     """
 
     def __init__(self, path: Path, *, from_terminal: bool, console: Console) -> None:

@@ -19,8 +19,7 @@ from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.pump import next_logs
 
 if TYPE_CHECKING:
-    from rankwise.launch.failures.outcome import Outcome
-    from rankwise.launch.failures.verdict import Failure
+    from rankwise.launch.failures.outcome import AttemptEnd, Outcome
     from rankwise.launch.local.forks.process import ServerProcess
 
 __all__ = ["supervise"]
@@ -70,17 +69,16 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
                 may_fork=True,
                 early=early,
             )
-            failure, text, why = _run(attempt, job, console)
+            end, text, why = _run(attempt, job, console)
         number, failures, early = number + 1, failures + 1, None
         following = _following(job, failures, had_gpus=gpus, started=len(attempt.ranks)) if why else None
-        if following is None or attempt.interrupted is not None:
-            again = failure is None and any(end.interrupted for end in attempt.ranks)
-            if again:
+        if following is None or end.interrupted is not None:
+            if end.again:
                 console.log("the ranks have saved and ended as requested: the same command resumes the run")
             from rankwise.launch.failures.outcome import Outcome
 
-            stopped = attempt.interrupted
-            return Outcome(failure=failure, interrupted=stopped, again=again, num_attempts=number, text=text)
+            stopped = end.interrupted
+            return Outcome(failure=end.failure, interrupted=stopped, again=end.again, num_attempts=number, text=text)
         log_text(console, text)
         if following is job:
             what = f"starting all ranks again, restart {failures} of {job.max_restarts}"
@@ -90,21 +88,21 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
         job = following
 
 
-def _run(attempt: Attempt, job: Job, console: Console) -> tuple[Failure | None, str, str]:
-    """Run an attempt; return the cause of a failure, a text about it, and in a few words why ranks start again."""
+def _run(attempt: Attempt, job: Job, console: Console) -> tuple[AttemptEnd, str, str]:
+    """Run an attempt; return its end, a text about a failure, and in a few words why ranks start again."""
     try:
-        failure, ends = attempt.run()
+        end = attempt.run()
     except LaunchError as error:
         if not attempt.ranks or _with_ranks(job, len(attempt.ranks)) is None:
             raise
-        return None, str(error), "no more ranks could be started"
-    if failure is None:
-        return None, "", ""
+        return attempt.end(None), str(error), "no more ranks could be started"
+    if end.failure is None:
+        return end, "", ""
     from rankwise.launch.failures.record import keep
 
-    text, entry = attempt.describe(failure, ends)
+    text, entry = end.describe()
     keep(job.run_dir, entry, console.log)
-    return failure, text, f"rank {failure.rank} failed"
+    return end, text, f"rank {end.failure.rank} failed"
 
 
 def _following(job: Job, failures: int, *, had_gpus: int, started: int) -> Job | None:

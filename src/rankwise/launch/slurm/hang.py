@@ -23,13 +23,7 @@ _CONNECT_S = 10.0
 class HangClient(Client):
     """Implements `OtherNodes` on each node of an allocation. If one node fails, Slurm itself ends the others.
 
-    Args:
-        address: address of the first node, and port of its `Server`.
-        secret: shared by all nodes of the start.
-        node: number of this node.
-        loop: the supervisor's event loop.
-        console: where the first node reports a standstill.
-        run_dir: where the standstill is recorded; None: nowhere.
+    The first node reports and records a standstill.
 
     Attributes:
         attempt: the attempt whose ranks are examined; None before there is one.

@@ -18,6 +18,7 @@ from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.server import Server
 from rankwise.launch.elastic.token import derived_secret
+from rankwise.launch.failures.outcome import AttemptEnd
 from rankwise.launch.functions.callee import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
@@ -92,14 +93,17 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
     if client is not None:
         stack.callback(client.close)
         client.attempt = attempt
-    failure, ends = attempt.run()
+    end = attempt.run()
     console.flush()
-    again = failure is None and any(end.interrupted for end in ends)
-    record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again, step=attempt.furthest_step)
+    return _record(node, host, end)
+
+
+def _record(node: int, host: str, end: AttemptEnd) -> Record:
+    record = Record(node=node, host=host, interrupted=end.interrupted, again=end.again, step=end.step)
+    failure = end.failure
     if failure is None:
         return record
-    text, entry = attempt.describe(failure, ends)
-    end = next((end for end in ends if end.rank == failure.rank and end.failed), None)  # None: it hung
+    text, entry = end.describe()
     return replace(
         record,
         text=text,
@@ -108,9 +112,8 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         status=failure.status,
         exitcode=failure.exitcode or 1,
         detail=failure.detail,
-        suspicion=0 if end is None else end.suspicion,
-        # monotonic clocks of different machines are not comparable
-        time_s=time.time() if end is None else time.time() - (time.monotonic() - end.failed_s),
+        suspicion=end.suspicion,
+        time_s=entry["time"],
     )
 
 

@@ -84,15 +84,7 @@ class Partition:
     def refusal(
         self, *, nodes: int, time_min: int | None, account: str | None, cpus_per_node: int, gpus_per_node: int | None
     ) -> str:
-        """Return why a job can never run in this partition, "" if it can.
-
-        Args:
-            nodes: number of nodes that it requests.
-            time_min: its time limit, None if unknown.
-            account: its account, None for the user's default.
-            cpus_per_node: cores that its ranks on a node need.
-            gpus_per_node: GPUs that it requests per node, None for none.
-        """
+        """Return why a job can never run in this partition, "" if it can."""
         where = f"partition {self.name!r}"
         gpus = gpus_per_node or 0
         reasons = {

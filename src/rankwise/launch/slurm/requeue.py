@@ -63,11 +63,7 @@ def forget_progress(allocation: Allocation) -> None:
 def requeue_job(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
     """Requeue the job; return why not, "" if it was requeued.
 
-    Args:
-        allocation: the job of this launcher.
-        console: where messages go.
-        progress: how far this run came.
-        most: how often the job may be requeued in total, by this launcher or anyone else.
+    `most` counts all requeues, by this launcher or anyone else.
     """
     file, runs = _progress_file(allocation), [progress]
     # if the job was never requeued, an existing file belongs to an older job of the same id

@@ -70,13 +70,7 @@ class Ending:
 class Step:
     """One srun with a supervisor on each node.
 
-    Args:
-        start: the start for the nodes.
-        allocation: the allocation to use.
-        loop: the event loop, entered by the caller.
-        console: where output goes.
-        container: image in which the ranks run, None for none.
-        warn_s: seconds before the job's time limit at which the ranks are asked to save; None leaves it to Slurm.
+    The ranks are asked to save `warn_s` seconds before the job's time limit; None leaves that to Slurm.
     """
 
     def __init__(
@@ -237,13 +231,7 @@ _MOST_HELD = 200
 
 
 class SrunErrors:
-    """Copies the stderr of srun, which includes that of the ranks, to the console as it arrives.
-
-    Args:
-        stream: the read end of the pipe.
-        loop: the event loop that calls `copy`.
-        console: where the output goes.
-    """
+    """Copies the stderr of srun, which includes that of the ranks, to the console as it arrives."""
 
     def __init__(self, stream: IO[bytes], loop: Loop, console: Console) -> None:
         self._stream, self._loop, self._console = stream, loop, console

@@ -104,11 +104,8 @@ def submit(
 ) -> SlurmHandle:
     """Submit a launch to Slurm.
 
-    Args:
-        job: the launch, as on one node; `run_dir` and paths in its arguments must exist on the nodes.
-        request: the resources to request.
-        call: the pickled call, for a target of kind "call".
-        upon_finish: called in the job after all ranks have succeeded.
+    `run_dir` and paths in the arguments must exist on the nodes. `upon_finish` is called in the job after all ranks
+    have succeeded.
 
     Raises:
         ConfigError: Slurm rejects the job, or a value is invalid.
@@ -190,12 +187,6 @@ def start_in_slurm(
     """Submit a task and return immediately.
 
     With `num_ranks` the job has CPU ranks and no GPUs; else it has one rank for each of `n_gpus_per_node` GPUs.
-
-    Args:
-        platform: the resources to request.
-        target: the task.
-        args: its arguments.
-        kwargs: its keyword arguments.
 
     Raises:
         ConfigError: Slurm refuses the job, or the cores cannot be divided among the ranks.

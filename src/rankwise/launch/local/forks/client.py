@@ -46,11 +46,6 @@ def names_to_load(
 ) -> tuple[str, ...]:
     """Return the modules that a fork server of these ranks would import, () to start them one by one.
 
-    Args:
-        job: the launch.
-        all_cores: the all_cores of its ranks.
-        environments: the environments of its ranks.
-
     Raises:
         ConfigError: RANKWISE_START is neither "auto" nor "fresh".
     """
@@ -85,11 +80,7 @@ class ForkServer:
     This process is a subreaper until `release`, so the forked ranks become its children. They block until then, before
     any code of the program has run, so giving up earlier has no side effects.
 
-    Args:
-        target: what the ranks run.
-        names: the modules to import.
-        env: variables that all ranks have.
-        early: a process that was started early, and may become the server; its owner closes it.
+    The process may have been started early; then its owner closes it.
 
     Attributes:
         reason: why it cannot fork ranks, "" if it can; None: not known yet.
@@ -203,13 +194,7 @@ def open_server(
 
     A signal that ends the launch also ends this wait; it stays in `loop.signals`, as do the others except SIGCHLD.
 
-    Args:
-        job: the launch.
-        all_cores: the all_cores of its ranks.
-        environments: the environments of its ranks.
-        loop: served while the server starts.
-        meanwhile: called once while the server starts.
-        early: a process that was started early, and may become the server.
+    `meanwhile` is called once while the server starts; `early` is a process that may become the server.
     """
     names = names_to_load(job, all_cores, environments)
     if not names:

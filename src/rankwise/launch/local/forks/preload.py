@@ -46,10 +46,6 @@ def leading_imports(path: Path, function: str = "") -> tuple[str, ...]:
     rankwise. Anything else before it (an assignment to `os.environ`, a change of `sys.path`, a warnings filter, another
     library) may be meant to change how torch loads. Or the function that is called imports torch at its top, and its
     file only imports the same modules and defines plain functions and constants.
-
-    Args:
-        path: the file that is executed first.
-        function: the undecorated function of the file that is called then; "" if there is none.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:

@@ -22,10 +22,7 @@ class ServerProcess:
 
     It is started without `subprocess`, whose import takes as long as the interpreter's start.
 
-    Args:
-        env: its variables.
-        flags: the interpreter's flags.
-        words: shown in process lists, after the command.
+    `words` are shown in process lists, after the command.
 
     Attributes:
         line: the socket to the process.
@@ -76,12 +73,7 @@ class ServerProcess:
 
 
 def start_early(file: str, function: str) -> ServerProcess | None:
-    """Start the process if a function's ranks can probably be forked, and if this system allows it.
-
-    Args:
-        file: the file that defines the function.
-        function: its name.
-    """
+    """Start the process if a function's ranks can probably be forked, and if this system allows it."""
     from pathlib import Path
 
     if sys.platform != "linux" or os.environ.get("RANKWISE_START", "auto") != "auto":
