@@ -319,8 +319,8 @@ def test_which_call_is_told(tmp_path, monkeypatch):
     told = (str(tmp_path / "near_one.py"), "each", [str(Path(entry).absolute()) for entry in sys.path])
 
     def first(fn, *args):
-        packed = pickled_call.pack_call(fn, args, {})
-        return packed.main, packed.function, packed.path
+        _, target = pickled_call.pack_call(fn, args, {})
+        return target["main"], target["function"], target["path"]
 
     assert first(near.each) == first(near.each, [1, "a", (None, 2.0)], {"b": b"c"}) == told
     nothing = ("", "", told[2])

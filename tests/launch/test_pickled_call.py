@@ -19,7 +19,7 @@ from rankwise.launch.functions.pickled_call import pack_call
 
 def test_by_name():
     """A function of an installed module is a reference, resolved to the same object."""
-    packed = pickle.loads(pack_call(json.dumps, (1,), {"indent": 2}).data)
+    packed = pickle.loads(pack_call(json.dumps, (1,), {"indent": 2})[0])
     fn, args, kwargs = pickle.loads(packed["call"])
     assert (fn, find_function(*packed["reference"])) == (None, json.dumps)
     assert (args, kwargs) == ((1,), {"indent": 2})
@@ -39,7 +39,7 @@ def test_the_undecorated_function_is_found(monkeypatch):
 def test_by_value_where_no_name_leads():
     """Closures and test functions go by value."""
     value = 7
-    fn, _, _ = pickle.loads(pickle.loads(pack_call(lambda: value, (), {}).data)["call"])
+    fn, _, _ = pickle.loads(pickle.loads(pack_call(lambda: value, (), {})[0])["call"])
     assert fn() == 7
 
 

@@ -3,10 +3,13 @@
 import functools
 import json
 import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
 from rankwise.errors import LaunchError
+from rankwise.launch.functions.callee import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 from rankwise.launch.slurm import handle as handle_module
@@ -94,6 +97,14 @@ def test_an_ending_counts_for_its_own_run_only(run, slurm):
     assert handle.ending() is None, "Slurm has not said yet whether it comes back"
     slurm["JobState"] = "PREEMPTED"
     assert handle.ending()["exitcode"] == 143
+
+
+def test_a_value_of_a_class_of_the_main_program_is_read(run, tmp_path, monkeypatch):
+    """The ranks import the main program as `__mp_main__`; who waits in that program finds the class there."""
+    monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "Told", LaunchError, raising=False)
+    value_path(tmp_path, 0).write_bytes(b"c__mp_main__\nTold\n.")
+    assert replace(run(Ending(), 0), num_ranks=1).result() == [LaunchError]
 
 
 def one_run(tmp_path, monkeypatch, *, restarts, checkpoint=None, step=None, most=100):

@@ -178,7 +178,7 @@ def _lines(file: Path) -> list[str]:
 def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
     from rankwise._process.place import find_place
     from rankwise.data.rows.collection import clear_vain, watched_progress
-    from rankwise.launch.functions.calls import run
+    from rankwise.launch.functions.caller import run
 
     place = find_place(os.environ)
     if place.world_size > 1:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rankwise.launch.backend import supervise
     from rankwise.launch.debugger import breakpoint  # noqa: A004
     from rankwise.launch.failures.outcome import Outcome
-    from rankwise.launch.functions.calls import run
+    from rankwise.launch.functions.caller import run
     from rankwise.launch.functions.decorator import Wrapper, wrapper
     from rankwise.launch.functions.platforms import Device, Platform
     from rankwise.launch.job import Job
@@ -26,7 +26,7 @@ else:
             "Target": "rankwise.launch.target",
             "Wrapper": "rankwise.launch.functions.decorator",
             "breakpoint": "rankwise.launch.debugger",
-            "run": "rankwise.launch.functions.calls",
+            "run": "rankwise.launch.functions.caller",
             "supervise": "rankwise.launch.backend",
             "wrapper": "rankwise.launch.functions.decorator",
         },

@@ -1,4 +1,4 @@
-"""The caller's side of `rankwise.run`: start the supervisor's process, read its messages, receive the values."""
+"""`rankwise.run`, in the caller's process: start the supervisor's process, read its messages, receive the values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,83 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from rankwise import errors
 from rankwise.errors import ConfigError, Interrupted, LaunchError, RankFailure
 from rankwise.launch.functions.callee import is_loading_main
 from rankwise.launch.functions.service import receive, send
-from rankwise.launch.hardware import MAX_RANKS
+from rankwise.launch.hardware import MAX_RANKS, count_ranks
 
 if TYPE_CHECKING:
     from rankwise.launch.functions.platforms import Platform
 
-__all__ = ["call_ranks"]
+__all__ = ["call_ranks", "read_value", "run"]
 
 _FAREWELL_S = 60.0
 _Streams = dict[int, tuple[IO[str], codecs.IncrementalDecoder]]  # descriptor to read -> where to write it
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    num_ranks: int | str,
+    max_restarts: int = 0,
+    timeout: float | None = None,
+    hang_timeout: float | None = None,
+    stall: float | None = None,
+    binding: Literal["auto", "numa", "core", "none"] = "auto",
+    ranks_per_gpu: int | None = None,
+    tee: str = "auto",
+    env: Mapping[str, str] | None = None,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on every one of `num_ranks` new processes and return its values by rank.
+
+    The ranks are new processes on this machine, never forks of this one. A small supervisor process watches them: when
+    this process ends, even by SIGKILL, no rank is left running. `fn` gets its rank and device with `rankwise.bind()`.
+    A function that a fresh interpreter can import is sent by name. If it is defined in the main script, put that
+    script's own actions under `if __name__ == "__main__":`. Lambdas, closures and notebook functions are sent by value
+    if cloudpickle is installed.
+
+    Args:
+        fn: what every rank calls.
+        *args: picklable arguments, the same for all ranks.
+        num_ranks: number of processes, >= 1; "auto": one per visible GPU, or 1 with a message if there is none; "gpu":
+            one per GPU; "cpu": one per usable core.
+        max_restarts: how often all ranks are restarted after a failure.
+        timeout: limit in seconds for one attempt; after it the rank that blocks the others is named; None: no limit.
+        hang_timeout: stop all ranks and name the culprit after so many seconds without progress of any rank; None: 1800
+            once a rank has called `rankwise.vitals.beat`; 0: never.
+        stall: after so many seconds without progress, print where every rank is and which one blocks the others, and go
+            on; None: 180 once a rank has begun a collective or called `beat`; 0: never.
+        binding: cores of a rank: those near its GPU or its NUMA node ("numa"), own ones ("core"), all ("none"), "auto".
+        ranks_per_gpu: ranks that share a GPU; None: one.
+        tee: which output reaches stdout and stderr, as `rankwise run --tee`: "auto", "all", "main", "none".
+        env: additional environment variables for the ranks.
+        **kwargs: picklable keyword arguments, the same for all ranks.
+
+    Returns:
+        The values of `fn`, by rank.
+
+    Raises:
+        RankFailure: a rank raised, exited, was killed or hung; the error holds its traceback.
+        ConfigError: an argument is invalid, or cannot be pickled.
+        LaunchError: the ranks could not be started, or a value could not be read back.
+    """
+    if isinstance(num_ranks, str):
+        num_ranks = count_ranks(num_ranks, "num_ranks", ranks_per_gpu=ranks_per_gpu)
+    options = {
+        "num_ranks": num_ranks,
+        "max_restarts": max_restarts,
+        "timeout_s": timeout,
+        "hang_timeout_s": hang_timeout,
+        "stall_s": stall,
+        "binding": binding,
+        "ranks_per_gpu": ranks_per_gpu,
+        "env": dict(env or {}),
+    }
+    return call_ranks(fn, args, kwargs, options, tee=tee)
 
 
 def call_ranks(
@@ -72,14 +134,13 @@ def call_ranks(
             from rankwise.launch.show import parse_show
 
             parse_show(tee).check(num_ranks)
-            call = pack_call(fn, args, kwargs, platform=platform)
-            target = {"main": call.main, "function": call.function, "path": call.path}
+            call, target = pack_call(fn, args, kwargs, platform=platform)
             request = {"options": dict(options), "target": target, "tee": tee, "store_file": store_file}
-            values = _exchange(line, process, streams, request, call.data)
+            values = _exchange(line, process, streams, request, call)
         finally:
             line.close()  # ends a supervisor that has not received its call
             _end(process, streams)
-    return [_loads(rank, value) for rank, value in enumerate(values)]
+    return [read_value(rank, value) for rank, value in enumerate(values)]
 
 
 def _exchange(
@@ -201,14 +262,21 @@ def _raise_failure(answer: Mapping[str, Any]) -> None:
     if failure is not None:
         raise RankFailure(answer["text"], rank=failure["rank"], exitcode=failure["status"], traceback=failure["detail"])
     if answer["missing"]:
-        rank = answer["missing"][0]
+        read_value(answer["missing"][0], None)
+
+
+def read_value(rank: int, value: bytes | None) -> Any:
+    """Unpickle the value of a rank; None: it left none.
+
+    Raises:
+        RankFailure: there is no value.
+        LaunchError: it cannot be read here.
+    """
+    if value is None:
         raise RankFailure(f"rank {rank} exited with 0 before it returned a value (sys.exit?)", rank=rank, exitcode=0)
-
-
-def _loads(rank: int, value: bytes) -> Any:
     # the ranks import the main program under this name, as multiprocessing does; pickled values refer to it
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
-        return pickle.loads(value)  # noqa: S301  (from our own ranks)
+        return pickle.loads(value)  # noqa: S301  (from our own ranks, in a folder of this user)
     except Exception as error:
         raise LaunchError(f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}") from error

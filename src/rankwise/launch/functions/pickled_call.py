@@ -21,27 +21,10 @@ from rankwise.launch.functions.contents import find_heavy, find_unsendable, pick
 if TYPE_CHECKING:
     from rankwise.launch.functions.platforms import Platform
 
-__all__ = ["Packed", "pack_call"]
+__all__ = ["pack_call"]
 
 _MAIN = "__main__"
 _HEAVY_BYTES = 1 << 26  # above this size of what is sent along with a function, print a message
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Packed:
-    """A pickled call, and what the ranks import for it; the supervisor forwards it without unpickling.
-
-    Attributes:
-        data: the pickled call.
-        main: the file that the ranks import first, "" if there is none or it is unknown.
-        function: the plain function of that file that they call then, if its arguments need no imports; or "".
-        path: the ranks' `sys.path`.
-    """
-
-    data: bytes
-    main: str
-    function: str
-    path: list[str]
 
 
 class _Watcher(pickle.Pickler):
@@ -94,10 +77,14 @@ class _Packer:
 
 def pack_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, platform: Platform | None = None
-) -> Packed:
+) -> tuple[bytes, dict[str, Any]]:
     """Pickle a call for fresh interpreters, where `callee.run_call` executes it.
 
     With a `platform` the ranks call it by `platforms.run_task`.
+
+    Returns:
+        The pickled call, which the supervisor forwards without unpickling, and the fields `main`, `function` and `path`
+        of its `Target`: what the ranks import for it.
 
     Raises:
         ConfigError: the function or an argument cannot be sent; the message says which.
@@ -127,7 +114,7 @@ def pack_call(
     )
     file = _file_of(fn, reference) if platform is None and _is_plain((args, kwargs)) else ""
     main = (packer.main or {}).get("path", "") if meets_main else file
-    return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=path)
+    return data, {"main": main, "function": fn.__name__ if file and file == main else "", "path": path}
 
 
 def _file_of(fn: Callable[..., Any], found: tuple[str, str, int] | None) -> str:

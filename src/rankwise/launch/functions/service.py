@@ -98,13 +98,7 @@ def _job(request: dict[str, Any], folder: Path) -> Job:
         options["log_dir"] = Path(options["log_dir"])
     if store_file is not None:
         options["env"] = {"RANKWISE_STORE_FILE": store_file or str(folder / "meeting")}
-    call = Target(
-        kind="call",
-        name=str(folder / "call"),
-        main=target["main"],
-        function=target["function"],
-        path=tuple(target["path"]),
-    )
+    call = Target(kind="call", name=str(folder / "call"), **{**target, "path": tuple(target["path"])})
     return Job(target=call, show=parse_show(request["tee"]), **options)
 
 

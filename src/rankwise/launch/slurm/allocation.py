@@ -25,14 +25,12 @@ class Allocation:
         num_nodes: number of nodes of the job.
         nodes: the nodes' names in Slurm's notation.
         restarts: how often it was requeued.
-        is_batch: whether it runs a batch script; an interactive job cannot be requeued.
     """
 
     job_id: str
     num_nodes: int
     nodes: str = ""
     restarts: int = 0
-    is_batch: bool = False
 
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> Allocation | None:
@@ -60,7 +58,6 @@ class Allocation:
             num_nodes=int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1),
             nodes=environ.get("SLURM_JOB_NODELIST", ""),
             restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
-            is_batch="SLURM_JOB_ID" in environ and environ.get("ENVIRONMENT") == "BATCH",
         )
 
     def name_nodes(self, numbers: Sequence[int]) -> str:

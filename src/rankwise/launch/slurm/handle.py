@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import re
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 from rankwise._files import write_whole
 from rankwise.errors import ConfigError, LaunchError, RankFailure
 from rankwise.launch.functions.callee import value_path
+from rankwise.launch.functions.caller import read_value
 from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_command
 from rankwise.launch.slurm.start import state_folder
 
@@ -217,16 +217,7 @@ class SlurmHandle:
         deadline = time.monotonic() + _LATE_S
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_S / 5)
-        if not path.exists():
-            raise RankFailure(
-                f"rank {rank} exited with 0 before it returned a value (sys.exit?)", rank=rank, exitcode=0
-            )
-        try:
-            return pickle.loads(path.read_bytes())  # noqa: S301  (from our own ranks, in a folder of this user)
-        except Exception as error:
-            raise LaunchError(
-                f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}"
-            ) from error
+        return read_value(rank, path.read_bytes() if path.exists() else None)
 
 
 def _read(path: Path) -> SlurmHandle:

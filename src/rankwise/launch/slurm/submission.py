@@ -220,5 +220,5 @@ def start_in_slurm(
         env={} if meeting is None else {"RANKWISE_STORE_FILE": str(meeting)},
     )
     # `upon_finish` is not called on the ranks
-    call = pack_call(target, args, kwargs, platform=replace(platform, upon_finish=None))
-    return submit(job, request, call=call.data, upon_finish=platform.upon_finish)
+    call, _ = pack_call(target, args, kwargs, platform=replace(platform, upon_finish=None))
+    return submit(job, request, call=call, upon_finish=platform.upon_finish)
