@@ -88,6 +88,6 @@ def test_a_file_that_is_not_ours_is_put_aside(tmp_path):
 
 def test_a_node_of_slurm_hands_its_failure_to_the_launcher(tmp_path):
     """The record of a node carries what the launcher keeps."""
-    record = Record(node=1, host="b", text="it failed", failure={"rank": 3, "places": {"3": "a.py:1"}})
+    record = Record(node=1, text="it failed", failure={"rank": 3, "places": {"3": "a.py:1"}})
     record.write(tmp_path / "node-1.json")
     assert Record.read_all(tmp_path) == [record]

@@ -20,8 +20,6 @@ GLOO_TIMEOUT = "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 200
 def report(rank, time_s, kind="ValueError", message="x", *, peers=(), causes=(), exitcode=1):
     return Report(
         rank=rank,
-        host="h",
-        pid=1,
         time_s=time_s,
         type=kind,
         message=message,

@@ -89,7 +89,7 @@ def test_the_ending_of_a_run_before_a_requeue_is_gone(run):
 
 def test_an_ending_counts_for_its_own_run_only(run, slurm):
     """One of a run before a requeue is no end, even if the next run has not begun; a stop is one when Slurm says so."""
-    handle = run(Ending(record=Record(node=0, host="", text="no luck", exitcode=3)), 3)
+    handle = run(Ending(record=Record(node=0, text="no luck", exitcode=3)), 3)
     assert handle.ending()["exitcode"] == 3
     slurm |= {"Restarts": "1", "JobState": "PENDING"}
     assert handle.ending() is None
@@ -141,7 +141,7 @@ def test_a_requeue_that_slurm_refuses_is_an_ending(run, slurm, tmp_path, monkeyp
     assert one_run(tmp_path, monkeypatch, restarts=0) == "", "Slurm is already about to start it again"
     slurm["JobState"] = "RUNNING"
     refused = one_run(tmp_path, monkeypatch, restarts=0)
-    record = Record(node=0, host="", text=refused, exitcode=75)
+    record = Record(node=0, text=refused, exitcode=75)
     with pytest.raises(LaunchError, match="cannot be requeued: Requested operation is disabled"):
         run(Ending(again=True, record=record), 75).result()
     assert json.loads((run(Ending(), 0).folder / "ending.json").read_bytes())["record"] is None

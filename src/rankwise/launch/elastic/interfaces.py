@@ -7,7 +7,9 @@ import ipaddress
 import socket
 import struct
 
-__all__ = ["address_of", "interface_of", "is_loopback", "is_own", "is_public", "resolve"]
+from rankwise.errors import LaunchError
+
+__all__ = ["address_of", "address_towards", "interface_of", "is_loopback", "is_own", "is_public", "resolve"]
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
@@ -25,10 +27,23 @@ def resolve(host: str) -> list[str]:
         return []
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     if all(map(is_loopback, addresses)) and host != "localhost" and not host.startswith("127.") and host != "::1":
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((_ELSEWHERE, 9))
-            return [str(probe.getsockname()[0])]
+        with contextlib.suppress(LaunchError):
+            return [address_towards(_ELSEWHERE)]
     return addresses
+
+
+def address_towards(host: str) -> str:
+    """Return the source address of IPv4 packets to a host; nothing is sent.
+
+    Raises:
+        LaunchError: there is no way to it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError as error:
+            raise LaunchError(f"this machine cannot reach {host!r}: {error}") from error
+        return str(probe.getsockname()[0])
 
 
 def is_own(address: str) -> bool:

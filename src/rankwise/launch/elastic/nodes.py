@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
 
@@ -74,10 +74,7 @@ def parse_nodes(
     node_rank: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
-    token_file: Path | None = None,
-    join_timeout_s: float = 300.0,
-    nproc: str = "",
-    name: str = "",
+    **fields: Any,
 ) -> Nodes | None:
     """Parse the command line options; return None if they describe one machine.
 
@@ -87,10 +84,7 @@ def parse_nodes(
         node_rank: as `Nodes`.
         master_addr: torchrun's static alternative to `rdzv`, together with `master_port`.
         master_port: default 29500.
-        token_file: as `Nodes`.
-        join_timeout_s: as `Nodes`.
-        nproc: as `Nodes`.
-        name: as `Nodes`.
+        **fields: further fields of `Nodes`.
 
     Raises:
         ConfigError: the options are invalid or contradict each other.
@@ -112,17 +106,7 @@ def parse_nodes(
     if rdzv is None and master_addr is not None:
         rdzv = f"{master_addr}:{master_port or _STATIC_PORT}"
     hosts, port = _endpoints(rdzv or "")
-    return Nodes(
-        min_nodes=least,
-        max_nodes=most,
-        rendezvous=hosts,
-        port=port,
-        node_rank=node_rank,
-        token_file=token_file,
-        join_timeout_s=join_timeout_s,
-        nproc=nproc,
-        name=name,
-    )
+    return Nodes(min_nodes=least, max_nodes=most, rendezvous=hosts, port=port, node_rank=node_rank, **fields)
 
 
 def _endpoints(text: str) -> tuple[tuple[str, ...], int]:

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import socket
 import sys
 import time
 import traceback
@@ -44,8 +43,6 @@ class Report:
 
     Attributes:
         rank: global rank.
-        host: host name.
-        pid: process id.
         time_s: when the error reached the top of the program, monotonic clock.
         type: the exception's class, qualified unless builtin.
         message: the exception's text.
@@ -56,8 +53,6 @@ class Report:
     """
 
     rank: int
-    host: str
-    pid: int
     time_s: float
     type: str
     message: str
@@ -103,8 +98,6 @@ def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
         cause = cause.__cause__
     return Report(
         rank=rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
         time_s=time.monotonic(),
         type=_type_name(error),
         message=_text(error),

@@ -147,10 +147,10 @@ class Platform:
             raise ConfigError(f"max_requeues must be at least 0, got {self.max_requeues}")
         if self.num_ranks is not None and self.n_gpus_per_node not in {1, self.num_ranks}:
             raise ConfigError(f"num_ranks={self.num_ranks} and n_gpus_per_node={self.n_gpus_per_node} differ: give one")
-        if self.device is Device.SLURM and self.n_cpus_per_node % self.n_gpus_per_node:
+        ranks = self.num_ranks or self.n_gpus_per_node
+        if self.device is Device.SLURM and self.n_cpus_per_node % ranks:
             raise ConfigError(
-                f"n_cpus_per_node={self.n_cpus_per_node} cannot be split evenly among n_gpus_per_node="
-                f"{self.n_gpus_per_node} tasks"
+                f"n_cpus_per_node={self.n_cpus_per_node} cannot be split evenly among the {ranks} ranks of a node"
             )
 
     @property

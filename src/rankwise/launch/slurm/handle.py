@@ -164,12 +164,11 @@ class SlurmHandle:
         """
         ending = self.wait()
         record = ending["record"]
-        if record is not None and record["rank"] < 0:
+        if record is not None and not record["failure"]:
             raise LaunchError(f"job {self.job_id}: {record['text']}")
         if record is not None:
-            raise RankFailure(
-                record["text"], rank=record["rank"], exitcode=record["status"], traceback=record["detail"]
-            )
+            rank, status = record["failure"]["rank"], record["failure"]["status"]
+            raise RankFailure(record["text"], rank=rank, exitcode=status, traceback=record["detail"])
         if ending["exitcode"]:
             raise LaunchError(f"job {self.job_id} was stopped from outside, exit code {ending['exitcode']}")
         return [self._value(rank) for rank in range(self.num_ranks)]

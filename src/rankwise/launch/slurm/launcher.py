@@ -106,7 +106,7 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
         return replace(ending, requeued=True)
     if ending.record is not None:
         return replace(ending, record=replace(ending.record, text=f"{ending.record.text}\n{refused}"))
-    return replace(ending, record=Record(node=0, host=os.uname().nodename, text=refused, exitcode=ending.exitcode))
+    return replace(ending, record=Record(node=0, text=refused, exitcode=ending.exitcode))
 
 
 def _shell_warning(parent: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rankwise import vitals
 from rankwise._files import write_whole
 from rankwise.errors import LaunchError, RankwiseError
-from rankwise.launch.elastic.interfaces import interface_of, is_loopback
+from rankwise.launch.elastic.interfaces import address_towards, interface_of, is_loopback
 from rankwise.launch.elastic.server import Server
 from rankwise.launch.elastic.token import derived_secret
 from rankwise.launch.failures.outcome import AttemptEnd
@@ -42,13 +42,12 @@ def main(folder: Path) -> int:
     Return 0 for ranks that saved and ended because they were asked to: else Slurm would end the other nodes.
     """
     node = int(os.environ.get("SLURM_NODEID", "0"))
-    host = socket.gethostname()
     try:
         start = Start.read(folder)
         with contextlib.ExitStack() as stack:
-            record = _run(start, node, host, folder, stack)
+            record = _run(start, node, folder, stack)
     except RankwiseError as error:
-        record = Record(node=node, host=host, text=f"node {host}: {error}", exitcode=1, time_s=time.time())
+        record = Record(node=node, text=f"node {socket.gethostname()}: {error}", exitcode=1, time_s=time.time())
     try:
         record.write(folder / f"node-{node}.json")
     except OSError:
@@ -61,7 +60,7 @@ def main(folder: Path) -> int:
     return record.exitcode
 
 
-def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
+def _run(start: Start, node: int, folder: Path, stack: contextlib.ExitStack) -> Record:
     loop, console = stack.enter_context(Loop()), Console()
     write_whole(folder / f"ready-{node}", b"", durable=False)
     secret = derived_secret(start.secret, "hang")
@@ -77,7 +76,7 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         master_addr=rendezvous.address,
         master_port=rendezvous.port,
         secret=start.secret,
-        interface="" if is_loopback(rendezvous.address) else interface_of(_address_towards(rendezvous.address)),
+        interface="" if is_loopback(rendezvous.address) else interface_of(address_towards(rendezvous.address)),
     )
     client = _connect(rendezvous, secret, node=node, loop=loop, console=console, run_dir=job.run_dir)
     attempt = Attempt(
@@ -95,25 +94,22 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         client.attempt = attempt
     end = attempt.run()
     console.flush()
-    return _record(node, host, end)
+    return _record(node, end)
 
 
-def _record(node: int, host: str, end: AttemptEnd) -> Record:
-    record = Record(node=node, host=host, interrupted=end.interrupted, again=end.again, step=end.step)
-    failure = end.failure
-    if failure is None:
-        return record
-    text, entry = end.describe()
-    return replace(
-        record,
+def _record(node: int, end: AttemptEnd) -> Record:
+    text, entry = ("", {}) if end.failure is None else end.describe()
+    return Record(
+        node=node,
         text=text,
-        failure=entry,
-        rank=failure.rank,
-        status=failure.status,
-        exitcode=failure.exitcode or 1,
-        detail=failure.detail,
+        exitcode=0 if end.failure is None else end.failure.exitcode or 1,
+        detail="" if end.failure is None else end.failure.detail,
         suspicion=end.suspicion,
-        time_s=entry["time"],
+        time_s=entry.get("time", 0.0),
+        interrupted=end.interrupted,
+        again=end.again,
+        step=end.step,
+        failure=entry,
     )
 
 
@@ -141,7 +137,7 @@ def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: con
     # this node's address towards the host that started the step, which the other nodes can reach too
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
-    address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
+    address = "127.0.0.1" if alone else address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
     hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.log)
     if hangs is not None:
         stack.callback(hangs.close)
@@ -166,16 +162,6 @@ def _receive(folder: Path) -> Rendezvous:
         list(folder.iterdir())  # makes some network file systems refresh their cache
         time.sleep(_POLL_S)
     return Rendezvous.read(folder / "rendezvous.json")
-
-
-def _address_towards(host: str) -> str:
-    """Return the source address of packets to a host; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-        except OSError as error:
-            raise LaunchError(f"this node cannot reach {host!r}, which started it: {error}") from error
-        return str(probe.getsockname()[0])
 
 
 @contextlib.contextmanager

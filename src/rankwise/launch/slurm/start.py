@@ -92,25 +92,19 @@ class Record(_File):
 
     Attributes:
         node: number of the node, from 0.
-        host: its host name.
         text: the failure as printed, "" without one.
-        rank: rank of the failure, -1 without one.
-        status: exit status of that rank, None if it hung.
         exitcode: exit code for the launch.
-        detail: traceback or stacks.
+        detail: all of the traceback or the stacks.
         suspicion: 0: a cause; 1: perhaps a cause; 2: the consequence of another failure.
         time_s: when it failed, seconds since the epoch.
         interrupted: the signal that stopped the ranks from outside, None if none did.
         again: the ranks saved and ended because they were asked to.
         step: the highest step that a rank reported, None if none did.
-        failure: the entry for the run directory (`failures.record`), empty without a failure.
+        failure: the entry for the run directory (`AttemptEnd.describe`), empty unless a rank has failed.
     """
 
     node: int
-    host: str
     text: str = ""
-    rank: int = -1
-    status: int | None = None
     exitcode: int = 0
     detail: str = ""
     suspicion: int = 0

@@ -202,7 +202,7 @@ class Step:
         )
         if failed:
             text += "\n" + "\n".join(f"then: {record.text.partition(chr(10))[0]}" for record in failed[:8])
-        return Record(node=silent[0], host="", text=text, exitcode=code or 1, time_s=time.time())
+        return Record(node=silent[0], text=text, exitcode=code or 1, time_s=time.time())
 
 
 @contextlib.contextmanager

@@ -91,10 +91,10 @@ def _finish(upon_finish: Callable[[], Any]) -> Ending:
     except BaseException as error:  # noqa: BLE001  (also sys.exit: who waits for the end is told in any case)
         if isinstance(error, SystemExit) and error.code in {None, 0}:
             return Ending()
-        detail = traceback.format_exc()
-        text = f"all ranks have succeeded, then upon_finish raised {type(error).__name__}: {error}\n{detail}"
+        what = f"all ranks have succeeded, then upon_finish raised {type(error).__name__}: {error}"
+        text = f"{what}\n{traceback.format_exc()}"
         print(text, file=sys.stderr, flush=True)  # noqa: T201
-        record = Record(node=0, host=os.uname().nodename, text=text, exitcode=1, detail=detail, time_s=time.time())
+        record = Record(node=0, text=text, exitcode=1, time_s=time.time())
         return Ending(record=record)
     return Ending()
 
@@ -189,14 +189,10 @@ def start_in_slurm(
     With `num_ranks` the job has CPU ranks and no GPUs; else it has one rank for each of `n_gpus_per_node` GPUs.
 
     Raises:
-        ConfigError: Slurm refuses the job, or the cores cannot be divided among the ranks.
+        ConfigError: Slurm refuses the job.
         LaunchError: Slurm is not installed.
     """
     ranks = platform.num_ranks or platform.n_gpus_per_node
-    if platform.n_cpus_per_node % ranks:
-        raise ConfigError(
-            f"n_cpus_per_node={platform.n_cpus_per_node} cannot be split evenly among the {ranks} ranks of a node"
-        )
     request = Request(
         folder=Path(platform.console_logs or DEFAULT_LOGS).absolute(),
         name=platform.name,
