@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from rankwise.launch.elastic.member import Order
 from rankwise.launch.failures.culprit import blame, choose
 from rankwise.launch.failures.observation import Observation, describe_observations, observation_from
 from rankwise.launch.failures.verdict import Failure
-
-if TYPE_CHECKING:
-    from rankwise.launch.local.attempt import Attempt
+from rankwise.launch.local.attempt import NO_VIEW, Attempt
 
 __all__ = ["INQUIRY_KINDS", "HangDetector", "obey_inquiry"]
 
@@ -37,19 +35,15 @@ class View:
     found: tuple[Observation, ...]
     missing: tuple[int, ...]
 
-
-def _view_from(message: Mapping[str, Any]) -> View:
-    """Read a node's view.
-
-    Raises:
-        KeyError: a field is missing.
-        TypeError: a field has the wrong type.
-        ValueError: a field has an invalid value.
-    """
-    quiet_s = message["quiet_s"]
-    found = tuple(observation_from(seen) for seen in message["ranks"])
-    missing = tuple(int(rank) for rank in message["missing"])
-    return View(quiet_s=None if quiet_s is None else float(quiet_s), found=found, missing=missing)
+    @classmethod
+    def read(cls, message: Mapping[str, Any]) -> Self:
+        """Read a node's message; KeyError, TypeError or ValueError: a field is missing or wrong."""
+        quiet_s = message["quiet_s"]
+        return cls(
+            quiet_s=None if quiet_s is None else float(quiet_s),
+            found=tuple(map(observation_from, message["ranks"])),
+            missing=tuple(map(int, message["missing"])),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +87,7 @@ class HangDetector:
 
     def ask(self, key: int, question: Mapping[str, Any], now: float) -> list[Order]:
         """A node asks, and sends its own view: ask all nodes with running ranks, if they are not asked yet."""
-        final, views, nodes = bool(question["final"]), {key: _view_from(question)}, self._at_work()
+        final, views, nodes = bool(question["final"]), {key: View.read(question)}, self._at_work()
         limit_s, reason, until_s = float(question["limit_s"]), str(question["reason"]), now + _PATIENCE_S
         orders = []
         if self._inquiry is not None and (self._inquiry.final or not final):
@@ -111,7 +105,7 @@ class HangDetector:
         """A node answers."""
         if self._inquiry is None or message["inquiry"] != self._number:
             return []
-        self._inquiry.views[key] = _view_from(message)
+        self._inquiry.views[key] = View.read(message)
         return self.conclude(now)
 
     def reset(self) -> None:
@@ -173,9 +167,7 @@ def obey_inquiry(
 ) -> None:
     """Do on a node what a `HangDetector` demands."""
     if message["kind"] == "look":
-        view: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
-        if attempt is not None:
-            view = attempt.view(final=bool(message["final"]))
+        view = NO_VIEW if attempt is None else attempt.view(final=bool(message["final"]))
         send({"kind": "seen", "inquiry": message["inquiry"], **view})
     elif message["kind"] == "standstill":
         tell(message["text"])

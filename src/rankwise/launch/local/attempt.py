@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
     from rankwise.launch.local.forks.client import ForkServer
     from rankwise.launch.local.forks.process import ServerProcess
 
-__all__ = ["Attempt"]
+__all__ = ["NO_VIEW", "Attempt"]
 
 HELD_S = 0.05  # how soon to check again whether a slow console has room
 DRAIN_S = 0.5  # how long to read output after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
 SHUTDOWN_FROM_OUTSIDE_S = 30.0
+NO_VIEW: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}  # of ranks that do not run
 
 
 class Attempt:
@@ -268,10 +270,10 @@ class Attempt:
         elif self._stop_s is None:
             self._ask_to_end(signal.SIGTERM, self._grace_s)
 
-    def view(self, *, final: bool) -> dict[str, Any]:
+    def view(self, *, final: bool) -> Mapping[str, Any]:
         """Return the state of the running ranks, see `FailureDetector.view`; `final`: the answer ends the attempt."""
         if self._stop_s is not None:
-            return {"quiet_s": None, "missing": [], "ranks": []}
+            return NO_VIEW
         return self._detector.view(final=final)
 
     def note_standstill(self) -> None:

@@ -28,10 +28,7 @@ __all__ = ["supervise"]
 def supervise(
     job: Job, *, loop: Loop | None = None, early: ServerProcess | None = None, tell_last: bool = True
 ) -> Outcome:
-    """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.
-
-    Call it in the main thread of a process without other threads. When it returns, no rank is left. If this process is
-    killed, its ranks are killed too.
+    """Supervise all ranks of a launch on one machine, as `launch.supervise`.
 
     Args:
         job: what to run.
