@@ -46,6 +46,7 @@ def test_sizes():
         ({"num_ranks": 2, "n_gpus_per_node": 3}, "differ"),
         ({"n_gpus_per_node": 0}, "n_gpus_per_node"),
         ({"device": "slurm", "n_gpus_per_node": 2, "n_cpus_per_node": 3}, "evenly"),
+        ({"device": "slurm", "num_ranks": 2, "n_cpus_per_node": 3}, "evenly"),
         ({"spawn_method": "threads"}, "spawn_method"),
         ({"ipc_protocol": "udp"}, "ipc_protocol"),
         ({"ipc_protocol": "file", "master_addr": "somewhere"}, "with a slash in it"),
