@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rankwise._process.addresses import address_of, interface_of, resolve
 from rankwise._process.cores import group_folders
-from rankwise.launch.elastic.interfaces import address_of, interface_of, resolve
 from rankwise.launch.hardware import format_numbers, num_usable_cores, num_visible_gpus, read_topology
 
 __all__ = ["ask_nvidia_smi", "cpus", "disks", "gpus", "memory", "network"]

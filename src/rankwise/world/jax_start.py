@@ -22,6 +22,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+from rankwise._process.addresses import address_towards, is_own, resolve
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, find_place
 from rankwise.errors import ConfigError, WorldError
@@ -271,23 +272,9 @@ def choose_coordinator(place: Place) -> Coordinator:
 
 
 def _own_host(known: str) -> str:
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, address in socket.getaddrinfo(known, 0, type=socket.SOCK_DGRAM):
-            if _is_own(family, kind, address):
-                return known
-            with socket.socket(family, kind) as towards:
-                towards.connect((address[0], 9))  # connecting a datagram socket sends nothing
-                return str(towards.getsockname()[0])
+    for address in resolve(known)[:1]:
+        return known if is_own(address) else address_towards(address) or socket.gethostname()
     return socket.gethostname()
-
-
-def _is_own(family: int, kind: int, address: object) -> bool:
-    with socket.socket(family, kind) as trial:
-        try:
-            trial.bind(address)  # type: ignore[arg-type]
-        except OSError:
-            return False
-    return True
 
 
 def _reserve_port(host: str) -> socket.socket:

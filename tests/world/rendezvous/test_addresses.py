@@ -20,7 +20,7 @@ def test_a_public_address_is_told_once(monkeypatch, caplog):
     public = "93.184.215.14"
     monkeypatch.setattr(addresses, "_warned", set())
     monkeypatch.setattr(addresses, "listening_address", lambda host: host if host == public else "")
-    monkeypatch.setattr(addresses, "_default_route_address", lambda: public)
+    monkeypatch.setattr(addresses, "address_towards", lambda: public)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             addresses.warn_of_public(public, "torch's store")
@@ -35,5 +35,5 @@ def test_a_public_address_is_told_once(monkeypatch, caplog):
 def test_a_public_address_of_another_machine_is_none_of_ours(monkeypatch):
     """A name that leads here by a way that changes addresses: nothing here listens on the public one."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("93.184.215.14", 0))])
-    monkeypatch.setattr(addresses, "_default_route_address", lambda: "10.0.0.2")
+    monkeypatch.setattr(addresses, "address_towards", lambda: "10.0.0.2")
     assert addresses.public_address("node01.invalid") == ""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from rankwise._process.addresses import is_own, is_public, resolve
 from rankwise.errors import LaunchError
-from rankwise.launch.elastic.interfaces import is_own, is_public, resolve
 from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.local.loop import Loop
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rankwise.launch.elastic.interfaces import is_loopback
+from rankwise._process.addresses import is_loopback
 from rankwise.launch.elastic.member import Done, Member, Order
 from rankwise.launch.elastic.nodes import Nodes
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rankwise._process.addresses import interface_of, is_loopback
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.discovery import Discovery, StoppedWhileWaiting
 from rankwise.launch.elastic.hang import INQUIRY_KINDS, obey_inquiry
-from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes, describe_node
 from rankwise.launch.elastic.token import derived_secret, read_token

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise._files import write_whole
+from rankwise._process.addresses import address_towards, interface_of, is_loopback
 from rankwise.errors import LaunchError, RankwiseError
-from rankwise.launch.elastic.interfaces import address_towards, interface_of, is_loopback
 from rankwise.launch.elastic.server import Server
 from rankwise.launch.elastic.token import derived_secret
 from rankwise.launch.failures.outcome import AttemptEnd
@@ -135,9 +135,11 @@ def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: con
     port = HeldPort()
     stack.callback(port.close)
     # this node's address towards the host that started the step, which the other nodes can reach too
-    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
-    address = "127.0.0.1" if alone else address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or os.environ.get("SLURMD_NODENAME", "")
+    address = "127.0.0.1" if alone else address_towards(launcher)
+    if not address:
+        raise LaunchError(f"this node cannot reach {launcher!r}, which started it")
     hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.log)
     if hangs is not None:
         stack.callback(hangs.close)

@@ -9,11 +9,10 @@ import socket
 import time
 from datetime import timedelta
 
+from rankwise._process.addresses import address_towards, is_own, is_public, resolve
 from rankwise._process.place import Place, loopback_address
 
 __all__ = ["await_listener", "listening_address", "public_address", "store_error", "warn_of_public", "warn_once"]
-
-_TEST_NET_ADDRESS = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.05
 _TRY_S = 1.0
@@ -34,12 +33,10 @@ def listening_address(host: str) -> str:
 
     A name except localhost may resolve to another address on other machines, so for it the server listens on all.
     """
-    with contextlib.suppress(ValueError, OSError):
-        address = ipaddress.ip_address(host)
-        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))  # fails if the address reaches this machine through address translation
-        return host
+    with contextlib.suppress(ValueError):  # a name
+        ipaddress.ip_address(host)
+        if is_own(host):  # it is not if it reaches this machine through address translation
+            return host
     return loopback_address(host)
 
 
@@ -107,25 +104,5 @@ def public_address(host: str) -> str:
             addresses: check the name's addresses and the source address of this machine's default route.
     """
     one = listening_address(host)
-    addresses = [one] if one else [*_resolved(host), _default_route_address()]
-    return next((address for address in addresses if _is_public(address) and listening_address(address)), "")
-
-
-def _resolved(host: str) -> list[str]:
-    with contextlib.suppress(OSError):
-        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    return []
-
-
-def _default_route_address() -> str:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((_TEST_NET_ADDRESS, 9))
-        return str(probe.getsockname()[0])
-    return ""
-
-
-def _is_public(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_global
-    except ValueError:
-        return False
+    addresses = [one] if one else filter(None, [*resolve(host), address_towards()])
+    return next((address for address in addresses if is_public(address) and listening_address(address)), "")

@@ -7,8 +7,6 @@ import ipaddress
 import socket
 import struct
 
-from rankwise.errors import LaunchError
-
 __all__ = ["address_of", "address_towards", "interface_of", "is_loopback", "is_own", "is_public", "resolve"]
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -27,34 +25,29 @@ def resolve(host: str) -> list[str]:
         return []
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     if all(map(is_loopback, addresses)) and host != "localhost" and not host.startswith("127.") and host != "::1":
-        with contextlib.suppress(LaunchError):
-            return [address_towards(_ELSEWHERE)]
+        towards = address_towards()
+        return [towards] if towards else addresses
     return addresses
 
 
-def address_towards(host: str) -> str:
-    """Return the source address of IPv4 packets to a host; nothing is sent.
-
-    Raises:
-        LaunchError: there is no way to it.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-        except OSError as error:
-            raise LaunchError(f"this machine cannot reach {host!r}: {error}") from error
+def address_towards(host: str = _ELSEWHERE) -> str:
+    """Return the source address of packets to a host (or on the default route), "" without a way; sends nothing."""
+    with contextlib.suppress(OSError), socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
         return str(probe.getsockname()[0])
+    return ""
 
 
 def is_own(address: str) -> bool:
     """Whether an address belongs to this machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    with contextlib.suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        probe.bind((address, 0))
+        return True
+    return False
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def is_loopback(address: str) -> bool:
