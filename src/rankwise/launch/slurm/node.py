@@ -76,7 +76,7 @@ def _run(start: Start, node: int, folder: Path, stack: contextlib.ExitStack) -> 
         master_addr=rendezvous.address,
         master_port=rendezvous.port,
         secret=start.secret,
-        interface="" if is_loopback(rendezvous.address) else interface_of(address_towards(rendezvous.address)),
+        interface="" if is_loopback(rendezvous.address) else interface_of(_address_towards(rendezvous.address)),
     )
     client = _connect(rendezvous, secret, node=node, loop=loop, console=console, run_dir=job.run_dir)
     attempt = Attempt(
@@ -137,9 +137,7 @@ def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: con
     # this node's address towards the host that started the step, which the other nodes can reach too
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or os.environ.get("SLURMD_NODENAME", "")
-    address = "127.0.0.1" if alone else address_towards(launcher)
-    if not address:
-        raise LaunchError(f"this node cannot reach {launcher!r}, which started it")
+    address = "127.0.0.1" if alone else _address_towards(launcher)
     hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.log)
     if hangs is not None:
         stack.callback(hangs.close)
@@ -164,6 +162,13 @@ def _receive(folder: Path) -> Rendezvous:
         list(folder.iterdir())  # makes some network file systems refresh their cache
         time.sleep(_POLL_S)
     return Rendezvous.read(folder / "rendezvous.json")
+
+
+def _address_towards(host: str) -> str:
+    address = address_towards(host)
+    if not address:
+        raise LaunchError(f"this node cannot reach {host!r}, another host of this job: look at its routes")
+    return address
 
 
 @contextlib.contextmanager
