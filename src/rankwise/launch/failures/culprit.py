@@ -48,11 +48,11 @@ def find_culprit(states: Sequence[Observation]) -> Culprit:
             text = f"{_names(lost)} {verb}{_waiting_text(others)}"
             return Culprit(kind=kind, ranks=_ranks(lost), text=text)
     groups = _open_groups(ordered)
-    found = [verdict for group in groups if (verdict := _different(group)) is not None]
+    found = [culprit for group in groups if (culprit := _different(group)) is not None]
     if found and found[0].kind == "mismatch":
         return found[0]
     besides = f"; in addition, {found[0].text}" if found else ""
-    missing = [verdict for group in groups if (verdict := _missing(group)) is not None]
+    missing = [culprit for group in groups if (culprit := _missing(group)) is not None]
     if missing:
         cause = _first_cause(missing, ordered)
         return replace(cause, text=cause.text + besides)
@@ -184,14 +184,14 @@ def _missing(group: _Group) -> Culprit | None:
 
 def _first_cause(missing: Sequence[Culprit], states: Sequence[Observation]) -> Culprit:
     """Do not blame a rank that misses one group's call because it waits in another group, unless all do."""
-    missed = {rank for verdict in missing for rank in verdict.ranks}
+    missed = {rank for culprit in missing for rank in culprit.ranks}
     waiting = {state.rank for state in states if _has_open_call(state)}
-    for verdict in missing:
-        if not set(verdict.ranks) & waiting:
-            return verdict
+    for culprit in missing:
+        if not set(culprit.ranks) & waiting:
+            return culprit
     if len(missing) == 1 or missed - waiting:
         return missing[0]
-    text = "ranks wait for each other in different groups: " + "; ".join(verdict.text for verdict in missing)
+    text = "ranks wait for each other in different groups: " + "; ".join(culprit.text for culprit in missing)
     return Culprit(kind="crossed", ranks=tuple(sorted(missed)), text=text)
 
 
@@ -305,9 +305,9 @@ def choose(found: Sequence[Observation]) -> tuple[Observation, str]:
     place than most; the only rank in its phase.
     """
     if any(group.get("calls") for seen in found for group in seen.groups):
-        verdict = find_culprit(found)
-        if verdict.kind in {"missing", "mismatch", "crossed"}:
-            return next(seen for seen in found if seen.rank == verdict.ranks[0]), verdict.text
+        culprit = find_culprit(found)
+        if culprit.kind in {"missing", "mismatch", "crossed"}:
+            return next(seen for seen in found if seen.rank == culprit.ranks[0]), culprit.text
     frozen = [seen for seen in found if seen.frozen]
     if frozen:
         return frozen[0], frozen[0].frozen
