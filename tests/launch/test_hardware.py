@@ -32,7 +32,7 @@ def test_cpu_counts_cores(monkeypatch):
     assert hardware.count_ranks("cpu", "--nproc") == 6
 
 
-@pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5", "gpu", "16385", "99999999"])
+@pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5", "gpu", "16385", "99999999", "²"])
 def test_what_cannot_be_counted_is_refused(monkeypatch, word):
     """Numbers below 1, more ranks than a machine runs, other words, and gpu where there is none."""
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)

@@ -53,6 +53,7 @@ def test_sizes():
         ({"ipc_protocol": "file", "master_port": 2000}, "uses no port"),
         ({"device": "slurm", "console_logs": None}, "needs a folder"),
         ({"master_port": 70000}, "master_port"),
+        ({"master_port": "²"}, "master_port"),
         ({"num_ranks": 3, "ipc_groups": [[0, 1], [1, 2]]}, "exactly once"),
         ({"num_ranks": 3, "ipc_groups": [[0, 1]]}, "exactly once"),
     ],

@@ -47,7 +47,7 @@ def count_ranks(word: str, option: str, *, ranks_per_gpu: int | None = None) -> 
         ConfigError: an unknown word, a number below 1 or above `MAX_RANKS`, "gpu" without a GPU, or more ranks than
             the GPUs allow.
     """
-    is_number = word.isdigit() and int(word) > 0
+    is_number = word.isdecimal() and int(word) > 0
     if word not in {"auto", "gpu", "cpu"} and not is_number:
         raise ConfigError(f"{option} must be a number of at least 1, auto, gpu or cpu, got {word!r}")
     if ranks_per_gpu is not None:
@@ -75,7 +75,7 @@ def _count_sharers(word: str, option: str, ranks_per_gpu: int) -> int:
             f"--ranks-per-gpu {ranks_per_gpu} needs GPUs, but {'none is visible here' if gpus == 0 else option}"
             f"{'' if gpus == 0 else ' cpu uses none'}: leave it out for ranks on CPU"
         )
-    wanted = int(word) if word.isdigit() else gpus * ranks_per_gpu
+    wanted = int(word) if word.isdecimal() else gpus * ranks_per_gpu
     if wanted > gpus * ranks_per_gpu:
         raise ConfigError(
             f"{option} {wanted} with --ranks-per-gpu {ranks_per_gpu} needs {-(-wanted // ranks_per_gpu)} GPUs, "
@@ -101,7 +101,7 @@ def _listed(visible: str | None, present: int) -> list[str]:
         return [str(index) for index in range(present)]
     entries = map(str.strip, visible.split(","))
     names = ("GPU-", "MIG-")
-    return list(itertools.takewhile(lambda e: e.startswith(names) or (e.isdigit() and int(e) < present), entries))
+    return list(itertools.takewhile(lambda e: e.startswith(names) or (e.isdecimal() and int(e) < present), entries))
 
 
 def _num_present_gpus() -> int:
@@ -218,7 +218,7 @@ def _gpus(sys_root: Path, nvidia: Path, visible: str | None) -> Iterator[int | N
     uuids = {folder: _read(folder / "information", _UUID.findall) or [folder.name] for folder in present}
     for entry in _listed(visible, len(present)):
         named = [folder for folder in present if uuids[folder][0].startswith(entry)]
-        found = [present[int(entry)]] if entry.isdigit() else named
+        found = [present[int(entry)]] if entry.isdecimal() else named
         address = found[0].name.lower() if len(found) == 1 else ""
         node = _read(sys_root / "bus/pci/devices" / address / "numa_node", int)
         yield node if node is not None and node >= 0 else None  # -1: the firmware does not report it

@@ -123,7 +123,7 @@ class Platform:
 
     def _check_meeting(self) -> None:
         port = self.master_port
-        if port is not None and not (str(port).isdigit() and 0 < int(port) < 1 << 16):
+        if port is not None and not (str(port).isdecimal() and 0 < int(port) < 1 << 16):
             raise ConfigError(f"master_port must be between 1 and 65535, got {self.master_port!r}")
         if self.ipc_protocol != "file":
             return
