@@ -103,7 +103,11 @@ class Sample(Crop):
         key: int | None = None,
     ) -> None:
         Crop.__init__(self, uri, aabb, level=level, channel=channel)
-        object.__setattr__(self, "also", _also(also))
+        pairs = tuple(also.items() if isinstance(also, Mapping) else also)
+        for name, crop in pairs:
+            if not isinstance(name, str) or type(crop) is not Crop:
+                raise InvalidArgument(f"also= must map names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
+        object.__setattr__(self, "also", tuple(sorted(pairs, key=lambda pair: pair[0])))
         object.__setattr__(self, "label", _plain(label))
         object.__setattr__(self, "meta", meta)
         object.__setattr__(self, "key", None if key is None else operator.index(key))
@@ -142,14 +146,6 @@ def _interval(axis: Any, number: int, uri: str) -> tuple[int, int]:
             f"axis {number} of the box for {uri} runs from {start} to {stop}: stop must be above start"
         )
     return start, stop
-
-
-def _also(given: Any) -> tuple[tuple[str, Crop], ...]:
-    pairs = tuple(given.items() if isinstance(given, Mapping) else given)
-    for name, crop in pairs:
-        if not isinstance(name, str) or type(crop) is not Crop:
-            raise InvalidArgument(f"also= must map names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
-    return tuple(sorted(pairs, key=lambda pair: pair[0]))
 
 
 def _plain(label: Any) -> Any:

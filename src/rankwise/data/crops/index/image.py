@@ -263,23 +263,19 @@ def channel_boxes(
             )
         return np.zeros((len(levels), 1), dtype=np.int64), 1
     if take.channel is None:
-        return np.zeros((len(levels), 1), dtype=np.int64), _number_of_all(name, axis, images, levels)
+        sizes = [level.array.shape[axis] for level in levels]
+        other = next((number for number, size in enumerate(sizes) if size != sizes[0]), None)
+        if other is not None:
+            raise ConfigError(
+                f"field {name!r} takes all channels, but {images[0].name!r} has {sizes[0]} and {images[other].name!r} "
+                f"{sizes[other]}: select some with Take(channel=[...])"
+            )
+        return np.zeros((len(levels), 1), dtype=np.int64), sizes[0]
     wanted = [take.channel] if isinstance(take.channel, str | int) else list(take.channel)
     found = np.array([[level.channel(channel) for channel in wanted] for level in levels], dtype=np.int64)
     if (np.diff(found, axis=1) == 1).all():
         return found[:, :1], len(wanted)
     return found, 1
-
-
-def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Sequence[Level]) -> int:
-    sizes = [level.array.shape[axis] for level in levels]
-    other = next((number for number, size in enumerate(sizes) if size != sizes[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"field {name!r} takes all channels, but {images[0].name!r} has {sizes[0]} and {images[other].name!r} "
-            f"{sizes[other]}: select some with Take(channel=[...])"
-        )
-    return sizes[0]
 
 
 def image_columns(images: Sequence[CropImage], labels: Mapping[str, Callable[[CropImage], Any]]) -> dict[str, NDArray]:
@@ -288,15 +284,14 @@ def image_columns(images: Sequence[CropImage], labels: Mapping[str, Callable[[Cr
     Raises:
         ConfigError: a function returns something other than numbers, or different shapes.
     """
-    return {name: _column(name, images, label) for name, label in labels.items()}
-
-
-def _column(name: str, images: Sequence[CropImage], label: Callable[[CropImage], Any]) -> NDArray:
-    rows = [np.asarray(label(image)) for image in images]
-    for image, row in zip(images, rows, strict=True):
-        if row.dtype.kind not in "?biuf" or row.shape != rows[0].shape:
-            raise ConfigError(
-                f"labels={name!r} must return numbers of one shape for every image; for {image.name!r} it returned "
-                f"{row.dtype}{list(row.shape)}, for {images[0].name!r} {rows[0].dtype}{list(rows[0].shape)}"
-            )
-    return np.stack(rows)
+    columns = {}
+    for name, label in labels.items():
+        rows = [np.asarray(label(image)) for image in images]
+        for image, row in zip(images, rows, strict=True):
+            if row.dtype.kind not in "?biuf" or row.shape != rows[0].shape:
+                raise ConfigError(
+                    f"labels={name!r} must return numbers of one shape for every image; for {image.name!r} it returned "
+                    f"{row.dtype}{list(row.shape)}, for {images[0].name!r} {rows[0].dtype}{list(rows[0].shape)}"
+                )
+        columns[name] = np.stack(rows)
+    return columns

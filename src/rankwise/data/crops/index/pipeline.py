@@ -160,12 +160,12 @@ class IndexPipeline(FeedLoader):
 
 def most_files(index: CropIndex, *, num_crops: int) -> int:
     """Return the largest number of files for so many crops of an epoch, over all fields and stages."""
-    return max(sum(_most_of_field(layout, num_crops) for layout in made.layouts.values()) for made in index.stages)
 
+    def of_field(layout: FieldLayout) -> int:
+        files = np.array([array.files for array in layout.arrays], dtype=np.int64)
+        there = -(-np.array([array.shape for array in layout.arrays], dtype=np.int64) // files)
+        per_box = np.minimum((np.array(layout.shape) - 2) // files + 2, there)
+        per_crop = float(np.prod(per_box, axis=1, dtype=np.float64).max()) * layout.channels.shape[1]
+        return int(min(per_crop * num_crops, float(np.prod(there, axis=1, dtype=np.float64).sum())))
 
-def _most_of_field(layout: FieldLayout, num_crops: int) -> int:
-    files = np.array([array.files for array in layout.arrays], dtype=np.int64)
-    there = -(-np.array([array.shape for array in layout.arrays], dtype=np.int64) // files)
-    per_box = np.minimum((np.array(layout.shape) - 2) // files + 2, there)
-    per_crop = float(np.prod(per_box, axis=1, dtype=np.float64).max()) * layout.channels.shape[1]
-    return int(min(per_crop * num_crops, float(np.prod(there, axis=1, dtype=np.float64).sum())))
+    return max(sum(map(of_field, made.layouts.values())) for made in index.stages)

@@ -287,8 +287,11 @@ class Pipeline:
             )
 
     def _batch(self, item: Ready) -> Batch:
-        fields = self._transformed(self._placer.receive(item.placed), item)
-        item.buffer.give_back()  # from here on only the fields, and arrays that share their memory, keep it alive
+        received = self._placer.receive(item.placed)
+        # from here on only the fields, and arrays that share their memory, keep it alive: also those in an error of
+        # `batch_transform` that is kept
+        item.buffer.give_back()
+        fields = self._transformed(received, item)
         self._meters.add(
             batches_emitted=1,
             waves_emitted=1,
