@@ -119,7 +119,7 @@ class Puller:
 
     def _next(self, iterator: Iterator[Any]) -> Numbered | Failure:
         with self._meters.time("pull"):
-            sample = next(iterator, END)
+            sample: Any = next(iterator, END)
         if sample is END:
             return END
         number, found = self.num_samples, None
