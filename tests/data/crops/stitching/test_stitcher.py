@@ -121,16 +121,19 @@ def test_what_is_made_of_the_means_is_stored(volume, tmp_path):
     np.testing.assert_array_equal(found, means.argmax(0))
 
 
-def test_places_without_a_tile_are_filled(volume, tmp_path):
-    """With a mask the places that no tile meets hold the fill value; the others are as ever."""
+@pytest.mark.parametrize("fill", [-1, float("nan"), np.float32(-2)])
+def test_places_without_a_tile_are_filled(volume, tmp_path, fill):
+    """With a mask the places that no tile meets hold the fill value; the others are as ever. Again it is recognised."""
     path, _ = volume
     chosen = np.zeros((1, 1, 4), bool)
     chosen[..., 0] = True
-    found, _ = stitched(tiles(path, mask=lambda _: chosen), tmp_path / "out", lambda image: image * 0 + 7, fill=-1)
+    given = tiles(path, mask=lambda _: chosen), tmp_path / "out", lambda image: image * 0 + 7
+    found, _ = stitched(*given, fill=fill)
     seen = np.abs(found - 7) < 1e-5
-    assert (seen | (found == -1)).all()
+    np.testing.assert_array_equal(found[~seen], np.float32(fill))
     assert seen[..., :9].all()
     assert not seen[..., -3:].any()
+    assert stitched(*given, fill=fill)[1].num_made == 0
 
 
 def files_of(folder):

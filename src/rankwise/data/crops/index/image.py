@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rankwise.data.contract import JSON, DType, IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import Normalise, Scaling, check_normalise
-from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
+from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, plain_channel, resolved_dtype
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.ngff import Image
@@ -189,7 +189,8 @@ class Take:
             raise ConfigError(f'pad must be "fill", "edge", "reflect" or None, got {self.pad!r}')
         if self.shape is not None and not all(extent >= 1 for extent in self.shape):
             raise ConfigError(f"a shape needs extents of at least 1, got {list(self.shape)}")
-        if self.channel is not None and not isinstance(self.channel, str | int) and len(self.channel) == 0:
+        object.__setattr__(self, "channel", plain_channel(self.channel))
+        if self.channel == ():
             raise ConfigError("channel must be one channel, several, or None for all; got an empty list")
         check_normalise(self.normalise)
         if self.dtype is not None:

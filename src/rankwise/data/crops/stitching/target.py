@@ -45,13 +45,14 @@ class Target:
         durable: bool,
     ) -> None:
         self.path, self._durable = path, durable
-        self.shape, self.dtype, self.fill = tuple(shape), dtype, fill
+        self.shape, self.dtype = tuple(shape), dtype
+        self.fill = np.asarray(fill).item()  # JSON has no numbers of NumPy
         self._chunks, self._shards = tuple(chunks), None if shards is None else tuple(shards)
         self._axes = tuple(axes)
         self.identity = {
             **identity,
             "shape": list(self.shape), "chunks": list(chunks), "shards": None if shards is None else list(shards),
-            "dtype": dtype.name, "fill": fill,
+            "dtype": dtype.name, "fill": "NaN" if np.isnan(fill) else self.fill,  # NaN would differ from itself
         }  # fmt: skip
         self.partial = path.with_name(path.name + ".partial")
         self._array: Any = None
