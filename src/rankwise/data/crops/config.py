@@ -18,6 +18,7 @@ from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, Normalise, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.feed import BatchTransform, Transform
+from rankwise.data.feed.transform import check_transform
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
@@ -335,6 +336,11 @@ def _check_choices(config: Config) -> None:
         raise InvalidArgument(
             f'on_bad_sample must be "raise" or a number of samples to skip, at least 0; got {skips!r}'
         )
+    try:
+        check_transform("transform", "transform(fields, key)", config.transform)
+        check_transform("batch_transform", "batch_transform(fields, keys)", config.batch_transform)
+    except ConfigError as error:
+        raise InvalidArgument(str(error)) from error
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and 0 < timeout < math.inf):
         raise InvalidArgument(

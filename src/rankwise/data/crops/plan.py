@@ -196,8 +196,8 @@ def _request(field: CropField, boxes: FieldBoxes, part: slice) -> BoxRequest:
         shape=boxes.shape,
         dtype=field.dtype,
         pad=field.pad,
-        scale=np.array([each.scale for each in scalings]) if scalings else None,
-        offset=np.array([each.offset for each in scalings]) if scalings else None,
+        scale=np.array([each.scale for each in scalings], dtype=np.float64) if scalings else None,
+        offset=np.array([each.offset for each in scalings], dtype=np.float64) if scalings else None,
     )
 
 

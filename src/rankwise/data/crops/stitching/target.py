@@ -46,13 +46,17 @@ class Target:
     ) -> None:
         self.path, self._durable = path, durable
         self.shape, self.dtype = tuple(shape), dtype
-        self.fill = np.asarray(fill).item()  # JSON has no numbers of NumPy
+        given = np.asarray(fill)
+        with np.errstate(all="ignore"):
+            if given.ndim or given.dtype.kind not in "biuf" or not (dtype.kind == "f" or given.astype(dtype) == given):
+                raise ConfigError(f"fill= must be a number that {dtype} holds, got {fill!r}: use another fill or dtype")
+        self.fill = given.item()  # JSON has no numbers of NumPy
         self._chunks, self._shards = tuple(chunks), None if shards is None else tuple(shards)
         self._axes = tuple(axes)
         self.identity = {
             **identity,
             "shape": list(self.shape), "chunks": list(chunks), "shards": None if shards is None else list(shards),
-            "dtype": dtype.name, "fill": "NaN" if np.isnan(fill) else self.fill,  # NaN would differ from itself
+            "dtype": dtype.name, "fill": "NaN" if np.isnan(given) else self.fill,  # NaN would differ from itself
         }  # fmt: skip
         self.partial = path.with_name(path.name + ".partial")
         self._array: Any = None

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rankwise.data.crops.config import Config, Field
+from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import (
     BudgetExceeded,
     DamacyError,
@@ -201,24 +201,20 @@ def check_sample(sample: object, config: Config, number: int) -> None:
         )
     fields = config.all_fields
     for name, crop in crops_of(sample, config).items():
-        _check_shape(crop, fields[name], name, number)
-
-
-def _check_shape(crop: Crop, field: Field, name: str, number: int) -> None:
-    wanted, got = tuple(field.sample_shape), crop.shape
-    if isinstance(crop.channel, tuple):
-        got = (len(crop.channel), *got)
-    if got == wanted or _long(got) == _long(wanted):
-        return
-    kind = RankMismatch if len(_long(got)) != len(_long(wanted)) else InvalidSample
-    what = "sample_shape" if name == "image" else f"sample_shape of field {name!r}"
-    raise kind(
-        f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, but {what} is "
-        f"{list(wanted)}; every box of a field must have that shape (axes of extent 1 may be omitted)",
-        uri=crop.uri,
-        aabb=crop.aabb,
-        sample=number,
-    )
+        wanted, got = tuple(fields[name].sample_shape), crop.shape
+        if isinstance(crop.channel, tuple):
+            got = (len(crop.channel), *got)
+        if got == wanted or _long(got) == _long(wanted):
+            continue
+        kind = RankMismatch if len(_long(got)) != len(_long(wanted)) else InvalidSample
+        what = "sample_shape" if crop is sample else f"sample_shape of field {name!r}"
+        raise kind(
+            f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, but {what} is "
+            f"{list(wanted)}; every box of a field must have that shape (axes of extent 1 may be omitted)",
+            uri=crop.uri,
+            aabb=crop.aabb,
+            sample=number,
+        )
 
 
 def _long(shape: Sequence[int]) -> tuple[int, ...]:
