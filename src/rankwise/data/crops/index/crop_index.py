@@ -202,7 +202,8 @@ class CropIndex(BaseSamples):
         twice = self.compiled(0).specs.keys() & columns.keys()
         if twice:
             raise ConfigError(f"labels={min(twice)!r} has the name of a field or of its mask: rename it")
-        self.fingerprint = _hashed(repr((self._compiled_digest(), _columns_digest(columns))).encode())
+        facts = (repr((name, col.dtype.str, col.shape)).encode() + col.tobytes() for name, col in columns.items())
+        self.fingerprint = _hashed(repr((self._compiled_digest(), _hashed(b"".join(facts)))).encode())
 
     def _compiled_digest(self) -> str:
         """Return a hash of all that decides the places of crops, in any epoch; compiles the stages of a curriculum."""
@@ -373,8 +374,3 @@ class CropIndex(BaseSamples):
 
 def _hashed(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _columns_digest(columns: Mapping[str, NDArray]) -> str:
-    facts = (repr((name, col.dtype.str, col.shape)).encode() + col.tobytes() for name, col in columns.items())
-    return _hashed(b"".join(facts))

@@ -152,8 +152,12 @@ def split_images(
             part is empty.
     """
     groups = [_group(image, by) for image in images]
-    if by == "array":
-        _refuse_same_names(groups)
+    twice = next((group for group, count in Counter(groups).items() if count > 1), None)
+    if by == "array" and twice is not None:
+        raise ConfigError(
+            f"several images are named {twice!r}, so a split by name cannot distinguish them: pass root=, below which "
+            "their paths are their names, or split by a function of the image"
+        )
     labels = list(dict.fromkeys(groups))
     strata = None if stratify is None else _strata(groups, [_group(image, stratify) for image in images])
     where = dict(zip(labels, rule.parts(labels, strata).tolist(), strict=True))
@@ -188,15 +192,6 @@ def _group(image: CropImage, by: By) -> str:
             "lambda image: image.meta['donor']"
         )
     return image.plate if by == "plate" else f"{image.plate}/{image.well}"
-
-
-def _refuse_same_names(groups: Sequence[str]) -> None:
-    twice = next((group for group, count in Counter(groups).items() if count > 1), None)
-    if twice is not None:
-        raise ConfigError(
-            f"several images are named {twice!r}, so a split by name cannot distinguish them: pass root=, below which "
-            "their paths are their names, or split by a function of the image"
-        )
 
 
 def _log_sizes(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule, by: By) -> None:

@@ -127,7 +127,7 @@ class IndexPipeline(FeedLoader):
             micro_batch=micro_batch,
             depth=depth,
             transformed=options.get("transform") is not None,
-            cache_bytes=self._crops.cache.capacity_bytes,
+            cache_bytes=self._crops.reader.cache.capacity_bytes,
             caps=caps,
         )
         self._buffer_limit_bytes = self.budget.slot_limit_bytes
@@ -136,7 +136,7 @@ class IndexPipeline(FeedLoader):
 
     def _warn_small_cache(self, order: Order) -> None:
         """Warn on the main rank if the regions that the order reads at a time do not fit into the cache."""
-        grid, capacity = order.grid, self._crops.cache.capacity_bytes
+        grid, capacity = order.grid, self._crops.reader.cache.capacity_bytes
         if grid is None or self._cursor.rank != 0 or capacity == 0 or grid.chunk_samples == 1:
             return
         regions = -(-grid.lanes // self._cursor.world_size) * grid.window

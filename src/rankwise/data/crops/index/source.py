@@ -58,11 +58,6 @@ class CropSource(BaseSource):
         self._warned_fill = False
 
     @property
-    def cache(self) -> ChunkCache:
-        """The cache of decoded chunks."""
-        return self.reader.cache
-
-    @property
     def fingerprint(self) -> str:
         """Hash of all that decides the crops: array metadata, rules, maps."""
         return self.index.fingerprint

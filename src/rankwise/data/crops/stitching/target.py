@@ -144,18 +144,14 @@ class Target:
             if file.exists():  # a chunk of the fill value alone has no file
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
-                folders.update(self._to_flush(file.parent))
+                folder = file.parent
+                folders.add(folder)
+                while folder not in self._flushed:  # a new one: it is recorded in the folder above
+                    self._flushed.add(folder)
+                    folder = folder.parent
+                    folders.add(folder)
         for folder in folders:
             fsync_folder(folder)
-
-    def _to_flush(self, folder: Path) -> set[Path]:
-        """Return the folder of a new file, and those above it that contain a new folder."""
-        found = {folder}
-        while folder not in self._flushed:
-            self._flushed.add(folder)
-            folder = folder.parent
-            found.add(folder)
-        return found
 
     def publish(self) -> None:
         """Move the complete array to its path."""
