@@ -64,6 +64,8 @@ def test_defaults_are_those_that_are_documented():
         ({"device": True}, "at least 0"),
         ({"on_bad_sample": "skip"}, '"raise" or a number of samples'),
         ({"on_bad_sample": -1}, '"raise" or a number of samples'),
+        ({"transform": 3}, "must be a function"),
+        ({"batch_transform": lambda fields: fields}, r"batch_transform= is called as batch_transform\(fields, keys\)"),
         ({"pad": "wrap"}, '"fill", "edge", "reflect"'),
         ({"dtype": "u8", "normalise": Scaling(2.0)}, "use a float dtype"),
         ({"fields": {"image": Field(sample_shape=(4,))}}, "rename one"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.data.crops import Crop, InvalidArgument, Sample
+from rankwise.data.crops import Crop, InvalidArgument, Sample, Take
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,8 @@ def test_channels_and_levels_are_part_of_a_crop():
     """One channel, several, a level: all of it is in the crop that is read."""
     sample = Sample("a", np.s_[0:4,], level=2, channel=["dapi", 3], key=7)
     assert sample.crop == Crop("a", np.s_[0:4,], level=2, channel=("dapi", 3))
+    assert Crop("a", np.s_[0:4,], channel=np.int64(3)).channel == 3
+    assert Crop("a", np.s_[0:4,], channel=np.arange(2)).channel == (0, 1)
+    assert Take(channel=np.int64(3)).channel == 3
+    assert Take(channel=np.arange(2)).channel == Take(channel=[0, 1]).channel
     assert sample.key == 7

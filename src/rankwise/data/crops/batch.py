@@ -252,7 +252,11 @@ def waitable(event: Any) -> Done | None:
     if event is None:
         return None
     if isinstance(event, int) and not isinstance(event, bool):
-        event = _stream_of(event)
+        import torch
+
+        if not torch.cuda.is_available():
+            raise InvalidArgument(f"event={event} is the handle of a CUDA stream, but there is no CUDA device here")
+        event = torch.cuda.ExternalStream(event)  # type: ignore[no-untyped-call]
     if hasattr(event, "record_event"):  # a torch stream
         event = event.record_event()
     elif hasattr(event, "wait_event") and hasattr(event, "record"):  # a CuPy stream
@@ -264,14 +268,6 @@ def waitable(event: Any) -> Done | None:
             "event= must be an event or stream of torch or CuPy, a stream handle, or a JAX array; got "
             f"{type(event).__name__}"
         ) from error
-
-
-def _stream_of(handle: int) -> Any:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise InvalidArgument(f"event={handle} is the handle of a CUDA stream, but there is no CUDA device here")
-    return torch.cuda.ExternalStream(handle)  # type: ignore[no-untyped-call]
 
 
 def drop_finished(held: deque[tuple[Done, object]]) -> None:

@@ -18,6 +18,7 @@ from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, Normalise, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.feed import BatchTransform, Transform
+from rankwise.data.feed.transform import check_transform
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
@@ -258,11 +259,9 @@ def _checked(config: Config) -> dict[str, Any]:
     values["dtype"] = parse_dtype(config.dtype)
     values["fields"] = dict(config.fields)
     values["numa_strategy"] = chosen_strategy(config.numa_strategy, values["numa_node"])
-    values["on_bad_sample"] = _budget(config.on_bad_sample)
     _check_fields(config, values["dtype"])
     _check_sizes(values)
-    _check_timeout(config.pop_timeout_s)
-    _check_places(config)
+    _check_choices(config)
     return values
 
 
@@ -291,14 +290,6 @@ def _shape(shape: Any, what: str) -> tuple[int, ...]:
     if not 1 <= len(extents) <= 31 or any(extent < 1 for extent in extents):
         raise InvalidArgument(f"{what} must have 1 to 31 extents, all at least 1; got {list(extents)}")
     return extents
-
-
-def _budget(given: Any) -> Any:
-    if given == "raise":
-        return given
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
-    raise InvalidArgument(f'on_bad_sample must be "raise" or a number of samples to skip, at least 0; got {given!r}')
 
 
 def _check_fields(config: Config, dtype: Dtype) -> None:
@@ -339,16 +330,22 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
             )
 
 
-def _check_timeout(timeout: Any) -> None:
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+def _check_choices(config: Config) -> None:
+    skips, timeout = config.on_bad_sample, config.pop_timeout_s
+    if skips != "raise" and (isinstance(skips, bool) or not isinstance(skips, int) or skips < 0):
+        raise InvalidArgument(
+            f'on_bad_sample must be "raise" or a number of samples to skip, at least 0; got {skips!r}'
+        )
+    try:
+        check_transform("transform", "transform(fields, key)", config.transform)
+        check_transform("batch_transform", "batch_transform(fields, keys)", config.batch_transform)
+    except ConfigError as error:
+        raise InvalidArgument(str(error)) from error
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout < math.inf):
         raise InvalidArgument(
             f"pop_timeout_s must be a number of seconds above 0, or None for no time-out; got {timeout!r}"
         )
-
-
-def _check_places(config: Config) -> None:
     if config.remote is not None and not isinstance(config.remote, RemoteOptions):
         raise InvalidArgument(f"remote must be RemoteOptions(...) or None; got {config.remote!r}")
     if config.enable_gds:

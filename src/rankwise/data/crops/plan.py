@@ -88,6 +88,16 @@ class CropPlan:
         """Bytes to decode."""
         return sum(job.boxes.decode_bytes for job in self.jobs)
 
+    @property
+    def wanted_bytes(self) -> int:
+        """Bytes of the boxes themselves, as stored."""
+        wanted = 0
+        for job in self.jobs:
+            request = job.boxes.request
+            sizes = np.array([array.dtype.itemsize for array in request.arrays], dtype=np.int64)
+            wanted += int(sizes[request.which].sum()) * math.prod(request.shape)
+        return wanted
+
     def hint(self) -> None:
         """Ask the system to read the bytes soon. Best effort."""
         self.engine.hint([job.boxes for job in self.jobs])
@@ -186,8 +196,8 @@ def _request(field: CropField, boxes: FieldBoxes, part: slice) -> BoxRequest:
         shape=boxes.shape,
         dtype=field.dtype,
         pad=field.pad,
-        scale=np.array([each.scale for each in scalings]) if scalings else None,
-        offset=np.array([each.offset for each in scalings]) if scalings else None,
+        scale=np.array([each.scale for each in scalings], dtype=np.float64) if scalings else None,
+        offset=np.array([each.offset for each in scalings], dtype=np.float64) if scalings else None,
     )
 
 
@@ -253,7 +263,8 @@ def _combined(plan: CropPlan, reports: Sequence[BoxReport]) -> CropReport:
     for job, report in zip(plan.jobs, reports, strict=True):
         for error in report.errors:
             row = job.first + error.box // job.per_sample
-            errors.setdefault(row, _read_error(error, job, int(plan.ids[row])))
+            if row not in errors:
+                errors[row] = _read_error(error, job, int(plan.ids[row]))
         per_sample = report.fill_boxes.reshape(job.stop - job.first, job.per_sample)
         fill[job.first : job.stop] &= per_sample.all(axis=1)
     valid = np.ones(plan.num_samples, dtype=np.bool_)

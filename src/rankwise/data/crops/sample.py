@@ -15,7 +15,7 @@ from rankwise.data.contract import DType
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.errors import needs_extra
 
-__all__ = ["AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "resolved_dtype"]
+__all__ = ["AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "plain_channel", "resolved_dtype"]
 
 AABB: TypeAlias = tuple[tuple[int, int], ...]
 Channel: TypeAlias = "str | int | Sequence[str | int] | None"
@@ -53,7 +53,7 @@ class Crop:
             text = str(os.fspath(uri))
         except TypeError:
             raise InvalidArgument(f"a sample's uri must be a path or URL, got {type(uri).__name__} {uri!r}") from None
-        chosen = channel if channel is None or isinstance(channel, str | int) else tuple(channel)
+        chosen = plain_channel(channel)
         if chosen == ():
             raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or omit it")
         object.__setattr__(self, "uri", text)
@@ -103,7 +103,11 @@ class Sample(Crop):
         key: int | None = None,
     ) -> None:
         Crop.__init__(self, uri, aabb, level=level, channel=channel)
-        object.__setattr__(self, "also", _also(also))
+        pairs = tuple(also.items() if isinstance(also, Mapping) else also)
+        for name, crop in pairs:
+            if not isinstance(name, str) or type(crop) is not Crop:
+                raise InvalidArgument(f"also= must map names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
+        object.__setattr__(self, "also", tuple(sorted(pairs, key=lambda pair: pair[0])))
         object.__setattr__(self, "label", _plain(label))
         object.__setattr__(self, "meta", meta)
         object.__setattr__(self, "key", None if key is None else operator.index(key))
@@ -112,6 +116,15 @@ class Sample(Crop):
     def crop(self) -> Crop:
         """The sample's box, without its additional data."""
         return Crop(self.uri, self.aabb, level=self.level, channel=self.channel)
+
+
+def plain_channel(channel: Channel) -> str | int | tuple[str | int, ...] | None:
+    """Return a choice of channels without NumPy's integers, several of them as a tuple."""
+    if channel is None or isinstance(channel, str):
+        return channel
+    if isinstance(channel, int | np.integer):
+        return int(channel)
+    return tuple(one if isinstance(one, str) else operator.index(one) for one in channel)
 
 
 def _box(aabb: Any, uri: str) -> AABB:
@@ -142,14 +155,6 @@ def _interval(axis: Any, number: int, uri: str) -> tuple[int, int]:
             f"axis {number} of the box for {uri} runs from {start} to {stop}: stop must be above start"
         )
     return start, stop
-
-
-def _also(given: Any) -> tuple[tuple[str, Crop], ...]:
-    pairs = tuple(given.items() if isinstance(given, Mapping) else given)
-    for name, crop in pairs:
-        if not isinstance(name, str) or type(crop) is not Crop:
-            raise InvalidArgument(f"also= must map names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
-    return tuple(sorted(pairs, key=lambda pair: pair[0]))
 
 
 def _plain(label: Any) -> Any:

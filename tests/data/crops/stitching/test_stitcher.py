@@ -121,16 +121,19 @@ def test_what_is_made_of_the_means_is_stored(volume, tmp_path):
     np.testing.assert_array_equal(found, means.argmax(0))
 
 
-def test_places_without_a_tile_are_filled(volume, tmp_path):
-    """With a mask the places that no tile meets hold the fill value; the others are as ever."""
+@pytest.mark.parametrize("fill", [-1, float("nan"), np.float32(-2)])
+def test_places_without_a_tile_are_filled(volume, tmp_path, fill):
+    """With a mask the places that no tile meets hold the fill value; the others are as ever. Again it is recognised."""
     path, _ = volume
     chosen = np.zeros((1, 1, 4), bool)
     chosen[..., 0] = True
-    found, _ = stitched(tiles(path, mask=lambda _: chosen), tmp_path / "out", lambda image: image * 0 + 7, fill=-1)
+    given = tiles(path, mask=lambda _: chosen), tmp_path / "out", lambda image: image * 0 + 7
+    found, _ = stitched(*given, fill=fill)
     seen = np.abs(found - 7) < 1e-5
-    assert (seen | (found == -1)).all()
+    np.testing.assert_array_equal(found[~seen], np.float32(fill))
     assert seen[..., :9].all()
     assert not seen[..., -3:].any()
+    assert stitched(*given, fill=fill)[1].num_made == 0
 
 
 def files_of(folder):
@@ -341,6 +344,9 @@ def test_several_images_have_an_output_each(volume, tmp_path):
         ({"dtype": "u1"}, ConfigError, "dtype=uint8 needs finish="),
         ({"finish": lambda m: m[:1, :1, :1]}, ConfigError, "finish= gets the means"),
         ({"finish": lambda m: m, "dtype": "i4"}, ConfigError, "convert inside finish="),
+        ({"finish": lambda m: m > 1, "fill": 2}, ConfigError, "fill= must be a number that bool holds, got 2"),
+        ({"finish": lambda m: m.astype("u1"), "fill": -1}, ConfigError, "a number that uint8 holds, got -1"),
+        ({"finish": lambda m: m.astype("u1"), "fill": np.nan}, ConfigError, "a number that uint8 holds, got nan"),
         ({"model": 3}, ConfigError, "a torch module or a function, got int"),
         ({"batch_size": 0}, ConfigError, "batch_size must be an integer of at least 1"),
         ({"chunks": (4, 6)}, ConfigError, "chunks= needs an extent"),

@@ -110,3 +110,11 @@ def test_boxes_may_stick_out(volume, config):
         assert batch.keys() == ("image",)
         with pytest.raises(damacy.InvalidArgument, match="no mask"):
             _ = batch.mask
+
+
+def test_whole_numbers_scale(volume, config):
+    """A scaling may be written without decimal points."""
+    (sample,) = volume.samples(1)
+    with damacy.Pipeline(config(normalise=damacy.Scaling(2, 1))) as p:
+        p.push([sample])
+        np.testing.assert_array_equal(p.pop()["image"][0], volume.crop(sample) * 2.0 + 1.0)

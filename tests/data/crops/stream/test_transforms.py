@@ -55,6 +55,23 @@ def test_a_failing_transform_is_raised_and_names_its_sample(volume, config):
         assert p.pop().numbers.tolist() == [4, 5, 6, 7]
 
 
+def test_kept_errors_of_a_batch_transform_keep_no_memory(volume, config):
+    """A loop that collects the errors of batch_transform= goes on: an error holds no batch buffer."""
+    errors = []
+
+    def fail(fields, keys):
+        raise ZeroDivisionError(keys)
+
+    with damacy.Pipeline(config(batch_transform=fail, host_buffer_waves=2, pop_timeout_s=20.0)) as p:
+        p.push(volume.samples(24))
+        for _ in range(6):
+            with pytest.raises(ZeroDivisionError) as caught:
+                p.pop()
+            errors.append(caught.value)
+        with pytest.raises(damacy.TryAgain):
+            p.pop()
+
+
 def test_a_transform_that_enlarges_meets_the_cap(volume, config):
     """The cap holds for what really comes out, not only for what was expected."""
     cap = 2 * 4 * 4 * 8 * 8 * 4

@@ -27,8 +27,17 @@ def show_audit(report: AuditReport, console: Console) -> None:
     dtype = options.dtype.name if options.dtype else "the stored dtype"
     _say(console, f"crops of {shape_text(options.crop)} {where}, {options.batch} per batch, as {dtype}")
     for group in report.groups:
-        console.print(_table(group))
-        _say(console, f"arrays: {_arrays(group)}")
+        table = Table(title=group_title(group), title_justify="left", show_header=False, min_width=60)
+        table.add_column("what")
+        table.add_column("mean", justify="right")
+        table.add_column("note", style="dim")
+        for row in _rows(group):
+            table.add_row(*row)
+        console.print(table)
+        named = [fitting.name for fitting in group.fittings[:_ARRAYS_SHOWN]]
+        more = len(group.fittings) - len(named)
+        named += [f"and {more} more, which --json lists"] * (more > 0)
+        _say(console, f"arrays: {', '.join(named)}")
         for word, lines in (("warning", group.warnings), ("advice", group.advice)):
             for line in lines:
                 _say(console, f"{word}: {line}")
@@ -49,22 +58,6 @@ def group_title(group: GroupAudit) -> str:
     shard = f"shard {shape_text(meta.files)}" if meta.sharded else "no shards"
     level = "" if group.fittings[0].level is None else f"level {group.fittings[0].level}: "
     return f"{level}{number} x {meta.dtype.name} {group.codec}, {chunk}, {shard}"
-
-
-def _arrays(group: GroupAudit) -> str:
-    named = [fitting.name for fitting in group.fittings[:_ARRAYS_SHOWN]]
-    more = len(group.fittings) - len(named)
-    return ", ".join([*named, *[f"and {more} more, which --json lists"] * (more > 0)])
-
-
-def _table(group: GroupAudit) -> Table:
-    table = Table(title=group_title(group), title_justify="left", show_header=False, min_width=60)
-    table.add_column("what")
-    table.add_column("mean", justify="right")
-    table.add_column("note", style="dim")
-    for row in _rows(group):
-        table.add_row(*row)
-    return table
 
 
 def _rows(group: GroupAudit) -> list[tuple[str, str, str]]:
@@ -177,7 +170,17 @@ def show_bench(report: BenchReport, console: Console) -> None:
         table = Table(title=group_title(group.predicted), title_justify="left")
         for name in ("per crop", "measured", "predicted", "measured / predicted"):
             table.add_column(name, justify="left" if name == "per crop" else "right")
-        for name, measured, predicted, unit in _bench_rows(group):
+        cost = group.predicted.cost
+        cpu_ms = statistics.median(group.cpu_s) / group.batch * 1e3
+        read = None if cost.read_bytes is None else cost.read_bytes / _MIB
+        rows: list[tuple[str, float, float | None, str]] = [
+            ("different chunks", group.chunks, cost.chunks_in_batch, ""),
+            ("decoded", group.decode_bytes / _MIB, cost.decode_bytes / _MIB, " MiB"),
+            ("read", group.read_bytes / _MIB, read, " MiB"),
+            ("CPU time", cpu_ms, cost.cpu_s * 1e3, " ms"),
+            ("crops/s", group.crops_per_s, group.predicted.crops_per_s, ""),
+        ]
+        for name, measured, predicted, unit in rows:
             known = predicted is not None
             table.add_row(
                 name,
@@ -190,19 +193,6 @@ def show_bench(report: BenchReport, console: Console) -> None:
     for group in report.groups:
         place = f"{group_title(group.predicted)}: " if len(report.groups) > 1 else ""
         _say(console, f"bottleneck: {place}{group.bottleneck}")
-
-
-def _bench_rows(group: GroupBench) -> list[tuple[str, float, float | None, str]]:
-    cost = group.predicted.cost
-    cpu_ms = statistics.median(group.cpu_s) / group.batch * 1e3
-    read = None if cost.read_bytes is None else cost.read_bytes / _MIB
-    return [
-        ("different chunks", group.chunks, cost.chunks_in_batch, ""),
-        ("decoded", group.decode_bytes / _MIB, cost.decode_bytes / _MIB, " MiB"),
-        ("read", group.read_bytes / _MIB, read, " MiB"),
-        ("CPU time", cpu_ms, cost.cpu_s * 1e3, " ms"),
-        ("crops/s", group.crops_per_s, group.predicted.crops_per_s, ""),
-    ]
 
 
 def _spread(group: GroupBench) -> str:

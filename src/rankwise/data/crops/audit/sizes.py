@@ -95,7 +95,10 @@ def _file_grid(meta: ArrayMeta) -> tuple[int, ...]:
 def _look(meta: ArrayMeta, file: list[int]) -> StoredSizes:
     """Return the facts from one file."""
     path = Path(meta.place, meta.keys.key(tuple(file)))
-    inside = _parts_inside(meta, file)
+    inside: FloatArray = np.ones(())  # fraction of each chunk inside; a shard at the edge has room for more chunks
+    for size, extent, chunk, place in zip(meta.shape, meta.files, meta.chunks, file, strict=True):
+        begins = np.arange(place * extent, min((place + 1) * extent, size), chunk)
+        inside = np.multiply.outer(inside, np.minimum(size - begins, chunk) / chunk)
     lengths = _lengths(path, meta, inside.shape)
     written = lengths >= 0
     whole = float(inside[written].sum())
@@ -109,15 +112,6 @@ def _look(meta: ArrayMeta, file: list[int]) -> StoredSizes:
         chunk_bytes=float(lengths[written].sum()) / whole if whole else 0.0,
         file_bytes=float(path.stat().st_size) if exists else 0.0,
     )
-
-
-def _parts_inside(meta: ArrayMeta, file: list[int]) -> FloatArray:
-    """Return the fraction of each chunk of a file inside the array; a shard at the edge has room for more chunks."""
-    parts: FloatArray = np.ones(())
-    for size, extent, chunk, place in zip(meta.shape, meta.files, meta.chunks, file, strict=True):
-        begins = np.arange(place * extent, min((place + 1) * extent, size), chunk)
-        parts = np.multiply.outer(parts, np.minimum(size - begins, chunk) / chunk)
-    return parts
 
 
 def _lengths(path: Path, meta: ArrayMeta, grid: tuple[int, ...]) -> IntArray:

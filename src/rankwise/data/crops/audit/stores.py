@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -97,20 +98,14 @@ def _role(meta: ArrayMeta, nodes: Nodes, levels: dict[str, dict[str, Found]]) ->
         if not group or group.endswith("/"):
             break
         if group not in levels:
-            levels[group] = _levels_of(group, nodes)
-        if meta.place in levels[group]:
+            with suppress(DataError):  # not an image, or a damaged one: its arrays count as plain ones
+                node = nodes.node(group)
+                image = None if node is None or node.kind != "group" else image_of(node, nodes)
+                found = () if image is None else image_levels(image)
+                levels[group] = {level.array.place: (level, number) for number, level in enumerate(found)}
+        if meta.place in levels.setdefault(group, {}):
             return levels[group][meta.place]
     return plain_level(meta), None
-
-
-def _levels_of(group: str, nodes: Nodes) -> dict[str, Found]:
-    try:
-        node = nodes.node(group)
-        image = None if node is None or node.kind != "group" else image_of(node, nodes)
-    except DataError:
-        return {}  # not an image, or a damaged one: its arrays count as plain ones
-    levels = () if image is None else image_levels(image)
-    return {level.array.place: (level, number) for number, level in enumerate(levels)}
 
 
 def fit(

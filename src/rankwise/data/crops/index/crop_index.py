@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, overload
@@ -154,37 +154,27 @@ class CropIndex(BaseSamples):
         root: str | os.PathLike[str] | None = None,
         world: World | None = None,
     ) -> None:
-        for name, extents in (("shape", shape), ("stride", () if stride is None else stride)):
-            if not isinstance(extents, Iterable):
-                raise ConfigError(
-                    f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}"
-                )
-        rules = Rules(
-            shape=tuple(shape),
+        rules = Rules.of(
+            shape=shape,
+            stride=stride,
+            mask=mask,
+            foreground=foreground,
+            pad="fill" if edges == "pad" and pad is None else pad,
+            curriculum=curriculum,
             level=level,
-            stride=None if stride is None else tuple(stride),
             edges=edges,
             num_random=num_random,
             redraw=redraw,
             weights=weights,
-            mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
-            foreground=Foreground(*foreground) if isinstance(foreground, tuple) else foreground,
             neighbourhood=neighbourhood,
             align=align,
             snap=snap,
-            pad="fill" if edges == "pad" and pad is None else pad,
             region_bytes=region_bytes,
-            curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
         )
         self._finder = CellFinder(maps)
 
         def gathered() -> tuple[CropImage, ...]:
-            top = None if root is None else os.fspath(root)
-            found = gather_images(images, labels=rules.parts_of(fields), root=top)
-            chosen = found if where is None else tuple(image for image in found if where(image))
-            if not chosen:
-                raise ConfigError(f"where= excludes all {len(found)} images")
-            return chosen
+            return gather_images(images, labels=rules.parts_of(fields), root=root, where=where)
 
         def build(chosen: tuple[CropImage, ...]) -> str:
             takes = named_takes(fields, chosen[0], rules.pad)
@@ -212,7 +202,8 @@ class CropIndex(BaseSamples):
         twice = self.compiled(0).specs.keys() & columns.keys()
         if twice:
             raise ConfigError(f"labels={min(twice)!r} has the name of a field or of its mask: rename it")
-        self.fingerprint = _hashed(repr((self._compiled_digest(), _columns_digest(columns))).encode())
+        facts = (repr((name, col.dtype.str, col.shape)).encode() + col.tobytes() for name, col in columns.items())
+        self.fingerprint = _hashed(repr((self._compiled_digest(), _hashed(b"".join(facts)))).encode())
 
     def _compiled_digest(self) -> str:
         """Return a hash of all that decides the places of crops, in any epoch; compiles the stages of a curriculum."""
@@ -383,8 +374,3 @@ class CropIndex(BaseSamples):
 
 def _hashed(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _columns_digest(columns: Mapping[str, NDArray]) -> str:
-    facts = (repr((name, col.dtype.str, col.shape)).encode() + col.tobytes() for name, col in columns.items())
-    return _hashed(b"".join(facts))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rankwise.data.contract import JSON, DType, IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import Normalise, Scaling, check_normalise
-from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
+from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, plain_channel, resolved_dtype
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.ngff import Image
@@ -189,7 +189,8 @@ class Take:
             raise ConfigError(f'pad must be "fill", "edge", "reflect" or None, got {self.pad!r}')
         if self.shape is not None and not all(extent >= 1 for extent in self.shape):
             raise ConfigError(f"a shape needs extents of at least 1, got {list(self.shape)}")
-        if self.channel is not None and not isinstance(self.channel, str | int) and len(self.channel) == 0:
+        object.__setattr__(self, "channel", plain_channel(self.channel))
+        if self.channel == ():
             raise ConfigError("channel must be one channel, several, or None for all; got an empty list")
         check_normalise(self.normalise)
         if self.dtype is not None:
@@ -263,23 +264,19 @@ def channel_boxes(
             )
         return np.zeros((len(levels), 1), dtype=np.int64), 1
     if take.channel is None:
-        return np.zeros((len(levels), 1), dtype=np.int64), _number_of_all(name, axis, images, levels)
+        sizes = [level.array.shape[axis] for level in levels]
+        other = next((number for number, size in enumerate(sizes) if size != sizes[0]), None)
+        if other is not None:
+            raise ConfigError(
+                f"field {name!r} takes all channels, but {images[0].name!r} has {sizes[0]} and {images[other].name!r} "
+                f"{sizes[other]}: select some with Take(channel=[...])"
+            )
+        return np.zeros((len(levels), 1), dtype=np.int64), sizes[0]
     wanted = [take.channel] if isinstance(take.channel, str | int) else list(take.channel)
     found = np.array([[level.channel(channel) for channel in wanted] for level in levels], dtype=np.int64)
     if (np.diff(found, axis=1) == 1).all():
         return found[:, :1], len(wanted)
     return found, 1
-
-
-def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Sequence[Level]) -> int:
-    sizes = [level.array.shape[axis] for level in levels]
-    other = next((number for number, size in enumerate(sizes) if size != sizes[0]), None)
-    if other is not None:
-        raise ConfigError(
-            f"field {name!r} takes all channels, but {images[0].name!r} has {sizes[0]} and {images[other].name!r} "
-            f"{sizes[other]}: select some with Take(channel=[...])"
-        )
-    return sizes[0]
 
 
 def image_columns(images: Sequence[CropImage], labels: Mapping[str, Callable[[CropImage], Any]]) -> dict[str, NDArray]:
@@ -288,15 +285,14 @@ def image_columns(images: Sequence[CropImage], labels: Mapping[str, Callable[[Cr
     Raises:
         ConfigError: a function returns something other than numbers, or different shapes.
     """
-    return {name: _column(name, images, label) for name, label in labels.items()}
-
-
-def _column(name: str, images: Sequence[CropImage], label: Callable[[CropImage], Any]) -> NDArray:
-    rows = [np.asarray(label(image)) for image in images]
-    for image, row in zip(images, rows, strict=True):
-        if row.dtype.kind not in "?biuf" or row.shape != rows[0].shape:
-            raise ConfigError(
-                f"labels={name!r} must return numbers of one shape for every image; for {image.name!r} it returned "
-                f"{row.dtype}{list(row.shape)}, for {images[0].name!r} {rows[0].dtype}{list(rows[0].shape)}"
-            )
-    return np.stack(rows)
+    columns = {}
+    for name, label in labels.items():
+        rows = [np.asarray(label(image)) for image in images]
+        for image, row in zip(images, rows, strict=True):
+            if row.dtype.kind not in "?biuf" or row.shape != rows[0].shape:
+                raise ConfigError(
+                    f"labels={name!r} must return numbers of one shape for every image; for {image.name!r} it returned "
+                    f"{row.dtype}{list(row.shape)}, for {images[0].name!r} {rows[0].dtype}{list(rows[0].shape)}"
+                )
+        columns[name] = np.stack(rows)
+    return columns

@@ -28,22 +28,33 @@ __all__ = ["By", "Images", "gather_images", "make_together", "split_images"]
 Images: TypeAlias = Any
 
 
-def gather_images(given: Images, *, labels: Collection[str] = (), root: str | None = None) -> tuple[CropImage, ...]:
+def gather_images(
+    given: Images,
+    *,
+    labels: Collection[str] = (),
+    root: str | os.PathLike[str] | None = None,
+    where: Callable[[CropImage], bool] | None = None,
+) -> tuple[CropImage, ...]:
     """Return the images of an index.
 
     Args:
         given: the argument of `CropIndex`.
         labels: label images to include as parts, for images that have any.
         root: folder or URL; arrays are named by their paths below it; None = names as found.
+        where: images to use; None = all.
 
     Raises:
         ConfigError: there are none, or one has another type.
         DataError: there is no image at a URI, or it is damaged.
     """
-    found = tuple(_image(one, labels, root) for one in _each(given))
+    top = None if root is None else os.fspath(root)
+    found = tuple(_image(one, labels, top) for one in _each(given))
     if not found:
         raise ConfigError("an index needs at least one image, got none")
-    return found
+    chosen = found if where is None else tuple(image for image in found if where(image))
+    if not chosen:
+        raise ConfigError(f"where= excludes all {len(found)} images")
+    return chosen
 
 
 def _each(given: Images) -> Iterator[CropImage | ImageRef | Mapping[str, Any]]:
@@ -141,8 +152,12 @@ def split_images(
             part is empty.
     """
     groups = [_group(image, by) for image in images]
-    if by == "array":
-        _refuse_same_names(groups)
+    twice = next((group for group, count in Counter(groups).items() if count > 1), None)
+    if by == "array" and twice is not None:
+        raise ConfigError(
+            f"several images are named {twice!r}, so a split by name cannot distinguish them: pass root=, below which "
+            "their paths are their names, or split by a function of the image"
+        )
     labels = list(dict.fromkeys(groups))
     strata = None if stratify is None else _strata(groups, [_group(image, stratify) for image in images])
     where = dict(zip(labels, rule.parts(labels, strata).tolist(), strict=True))
@@ -177,15 +192,6 @@ def _group(image: CropImage, by: By) -> str:
             "lambda image: image.meta['donor']"
         )
     return image.plate if by == "plate" else f"{image.plate}/{image.well}"
-
-
-def _refuse_same_names(groups: Sequence[str]) -> None:
-    twice = next((group for group, count in Counter(groups).items() if count > 1), None)
-    if twice is not None:
-        raise ConfigError(
-            f"several images are named {twice!r}, so a split by name cannot distinguish them: pass root=, below which "
-            "their paths are their names, or split by a function of the image"
-        )
 
 
 def _log_sizes(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule, by: By) -> None:

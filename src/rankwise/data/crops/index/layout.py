@@ -184,19 +184,16 @@ def _extents(
         elif take.shape is not None:
             extents.append(take.shape[cropped])
         else:
-            extents.append(_same_extent(name, frame.extent[reference] * ratio[:, axis], images))
+            rounded = np.maximum(np.floor(frame.extent[reference] * ratio[:, axis] + 0.5), 1)
+            other = np.flatnonzero(rounded != rounded[0])
+            if len(other):
+                raise ConfigError(
+                    f"in elements of field {name!r} a crop is {rounded[0]:g} long in image {images[0].name!r}, but "
+                    f"{rounded[other[0]]:g} in {images[int(other[0])].name!r}, as their spacings differ: set the "
+                    "field's shape"
+                )
+            extents.append(int(rounded[0]))
     return extents
-
-
-def _same_extent(name: str, wanted: FloatArray, images: Sequence[CropImage]) -> int:
-    rounded = np.maximum(np.floor(wanted + 0.5), 1)
-    other = np.flatnonzero(rounded != rounded[0])
-    if len(other):
-        raise ConfigError(
-            f"in elements of field {name!r} a crop is {rounded[0]:g} long in image {images[0].name!r}, but "
-            f"{rounded[other[0]]:g} in {images[int(other[0])].name!r}, as their spacings differ: set the field's shape"
-        )
-    return int(rounded[0])
 
 
 def _sample_shape(

@@ -127,7 +127,7 @@ class IndexPipeline(FeedLoader):
             micro_batch=micro_batch,
             depth=depth,
             transformed=options.get("transform") is not None,
-            cache_bytes=self._crops.cache.capacity_bytes,
+            cache_bytes=self._crops.reader.cache.capacity_bytes,
             caps=caps,
         )
         self._buffer_limit_bytes = self.budget.slot_limit_bytes
@@ -136,7 +136,7 @@ class IndexPipeline(FeedLoader):
 
     def _warn_small_cache(self, order: Order) -> None:
         """Warn on the main rank if the regions that the order reads at a time do not fit into the cache."""
-        grid, capacity = order.grid, self._crops.cache.capacity_bytes
+        grid, capacity = order.grid, self._crops.reader.cache.capacity_bytes
         if grid is None or self._cursor.rank != 0 or capacity == 0 or grid.chunk_samples == 1:
             return
         regions = -(-grid.lanes // self._cursor.world_size) * grid.window
@@ -160,12 +160,12 @@ class IndexPipeline(FeedLoader):
 
 def most_files(index: CropIndex, *, num_crops: int) -> int:
     """Return the largest number of files for so many crops of an epoch, over all fields and stages."""
-    return max(sum(_most_of_field(layout, num_crops) for layout in made.layouts.values()) for made in index.stages)
 
+    def of_field(layout: FieldLayout) -> int:
+        files = np.array([array.files for array in layout.arrays], dtype=np.int64)
+        there = -(-np.array([array.shape for array in layout.arrays], dtype=np.int64) // files)
+        per_box = np.minimum((np.array(layout.shape) - 2) // files + 2, there)
+        per_crop = float(np.prod(per_box, axis=1, dtype=np.float64).max()) * layout.channels.shape[1]
+        return int(min(per_crop * num_crops, float(np.prod(there, axis=1, dtype=np.float64).sum())))
 
-def _most_of_field(layout: FieldLayout, num_crops: int) -> int:
-    files = np.array([array.files for array in layout.arrays], dtype=np.int64)
-    there = -(-np.array([array.shape for array in layout.arrays], dtype=np.int64) // files)
-    per_box = np.minimum((np.array(layout.shape) - 2) // files + 2, there)
-    per_crop = float(np.prod(per_box, axis=1, dtype=np.float64).max()) * layout.channels.shape[1]
-    return int(min(per_crop * num_crops, float(np.prod(there, axis=1, dtype=np.float64).sum())))
+    return max(sum(map(of_field, made.layouts.values())) for made in index.stages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -264,7 +264,12 @@ def choose_block(
     cost = decoded(block)
     while True:
         best = None
-        for grown in _larger(block, counts):
+        for axis, count in enumerate(counts.tolist()):
+            parts = -(-count // int(block[axis]))
+            if parts == 1:
+                continue
+            grown = block.copy()
+            grown[axis] = -(-count // (parts - 1))  # divides the axis into one part fewer
             # Axes are divided evenly, so blocks are smaller than the largest one on average.
             mean = counts / -(-counts // grown)
             per_tile = decoded(mean) / float(np.prod(mean))
@@ -273,16 +278,6 @@ def choose_block(
         if best is None:
             return block
         block = best
-
-
-def _larger(block: IntArray, counts: IntArray) -> Iterator[IntArray]:
-    """Yield blocks that are longer along one axis, by the amount that divides the axis into one part fewer."""
-    for axis, count in enumerate(counts.tolist()):
-        parts = -(-count // int(block[axis]))
-        if parts > 1:
-            grown = block.copy()
-            grown[axis] = -(-count // (parts - 1))
-            yield grown
 
 
 def region_elements(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> float:

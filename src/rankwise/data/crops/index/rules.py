@@ -109,6 +109,32 @@ class Rules:
     region_bytes: int | None = None
     curriculum: Curriculum | None = None
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        shape: Sequence[int | None],
+        stride: Sequence[int] | None,
+        mask: Mask | str | Callable[[CropImage], Any] | None,
+        foreground: Foreground | tuple[str, float] | None,
+        curriculum: Curriculum | None,
+        **others: Any,
+    ) -> Rules:
+        """Return the rules for the arguments that a user passes, which may be written in several ways."""
+        for name, extents in (("shape", shape), ("stride", () if stride is None else stride)):
+            if not isinstance(extents, Iterable):
+                raise ConfigError(
+                    f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}"
+                )
+        return cls(
+            shape=tuple(shape),
+            stride=None if stride is None else tuple(stride),
+            mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
+            foreground=Foreground(*foreground) if isinstance(foreground, tuple) else foreground,
+            curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
+            **others,
+        )
+
     def __post_init__(self) -> None:
         if self.align not in (None, "chunk"):
             raise ConfigError(f'align must be "chunk" or None, got {self.align!r}')

@@ -58,11 +58,6 @@ class CropSource(BaseSource):
         self._warned_fill = False
 
     @property
-    def cache(self) -> ChunkCache:
-        """The cache of decoded chunks."""
-        return self.reader.cache
-
-    @property
     def fingerprint(self) -> str:
         """Hash of all that decides the crops: array metadata, rules, maps."""
         return self.index.fingerprint
@@ -173,7 +168,9 @@ def index_budget(
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
     ahead = max(1, depth)  # the consumer may still hold the previous step for a moment while the next one is read
     slots = (ahead + 1) * num_micro  # the steps that lie ready, and the one in use or being read
-    batch = max(1, rows * max(_crop_bytes(made, index, fields) for made in index.stages))
+    specs = [{**column_specs(index.columns), **made.specs} for made in index.stages]
+    crop = max(sample_bytes({name: one[name] for name in fields if name in one}) for one in specs)
+    batch = max(1, rows * crop)
     budget = Budget(
         batch_bytes=batch,
         num_slots=slots,
@@ -189,9 +186,3 @@ def index_budget(
     ]
     budget.check_fits(what=what, remedies=remedies, slots=slots)
     return budget
-
-
-def _crop_bytes(made: Compiled, index: CropIndex, fields: Collection[str]) -> int:
-    """Return the bytes of one crop of a stage: the selected fields, their masks, and labels."""
-    specs = {**column_specs(index.columns), **made.specs}
-    return sample_bytes({name: specs[name] for name in fields if name in specs})

@@ -45,13 +45,18 @@ class Target:
         durable: bool,
     ) -> None:
         self.path, self._durable = path, durable
-        self.shape, self.dtype, self.fill = tuple(shape), dtype, fill
+        self.shape, self.dtype = tuple(shape), dtype
+        given = np.asarray(fill)
+        with np.errstate(all="ignore"):
+            if given.ndim or given.dtype.kind not in "biuf" or not (dtype.kind == "f" or given.astype(dtype) == given):
+                raise ConfigError(f"fill= must be a number that {dtype} holds, got {fill!r}: use another fill or dtype")
+        self.fill = given.item()  # JSON has no numbers of NumPy
         self._chunks, self._shards = tuple(chunks), None if shards is None else tuple(shards)
         self._axes = tuple(axes)
         self.identity = {
             **identity,
             "shape": list(self.shape), "chunks": list(chunks), "shards": None if shards is None else list(shards),
-            "dtype": dtype.name, "fill": fill,
+            "dtype": dtype.name, "fill": "NaN" if np.isnan(given) else self.fill,  # NaN would differ from itself
         }  # fmt: skip
         self.partial = path.with_name(path.name + ".partial")
         self._array: Any = None
@@ -139,18 +144,14 @@ class Target:
             if file.exists():  # a chunk of the fill value alone has no file
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
-                folders.update(self._to_flush(file.parent))
+                folder = file.parent
+                folders.add(folder)
+                while folder not in self._flushed:  # a new one: it is recorded in the folder above
+                    self._flushed.add(folder)
+                    folder = folder.parent
+                    folders.add(folder)
         for folder in folders:
             fsync_folder(folder)
-
-    def _to_flush(self, folder: Path) -> set[Path]:
-        """Return the folder of a new file, and those above it that contain a new folder."""
-        found = {folder}
-        while folder not in self._flushed:
-            self._flushed.add(folder)
-            folder = folder.parent
-            found.add(folder)
-        return found
 
     def publish(self) -> None:
         """Move the complete array to its path."""

@@ -253,20 +253,17 @@ class Pipeline:
             self._meters.add(samples_skipped=result.num_samples)
         if self._closed:
             raise ShutdownError("the pipeline was closed: there are no more batches")
-        raise self._drained()
+        if self._num_left:
+            raise TryAgain(
+                f"everything was popped except {self._num_left} samples, which do not fill a batch of "
+                f"{self.config.samples_per_batch}: push more, or use drop_last=False"
+            )
+        raise TryAgain("everything that was pushed has been popped: push more samples, or stop")
 
     def _count_taken(self, num_samples: int) -> None:
         with self._lock:
             self._num_taken += num_samples
             self._num_errors += num_samples == 0
-
-    def _drained(self) -> TryAgain:
-        if self._num_left:
-            return TryAgain(
-                f"everything was popped except {self._num_left} samples, which do not fill a batch of "
-                f"{self.config.samples_per_batch}: push more, or use drop_last=False"
-            )
-        return TryAgain("everything that was pushed has been popped: push more samples, or stop")
 
     def _why(self) -> str:
         number, size = self._planner.num_waiting, self.config.samples_per_batch
@@ -287,8 +284,11 @@ class Pipeline:
             )
 
     def _batch(self, item: Ready) -> Batch:
-        fields = self._transformed(self._placer.receive(item.placed), item)
-        item.buffer.give_back()  # from here on only the fields, and arrays that share their memory, keep it alive
+        received = self._placer.receive(item.placed)
+        # from here on only the fields, and arrays that share their memory, keep it alive: also those in an error of
+        # `batch_transform` that is kept
+        item.buffer.give_back()
+        fields = self._transformed(received, item)
         self._meters.add(
             batches_emitted=1,
             waves_emitted=1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -72,13 +71,13 @@ class StreamReader:
         skips: counts skipped samples.
     """
 
+    is_awaited: Callable[[], bool]
+
     def __init__(self, config: Config, *, place: RankPlace, budget: Budget, placer: Placer, meters: Meters) -> None:
-        self.is_awaited: Callable[[], bool] = lambda: True
         self._budget = budget
         self.openings = Openings(config)
         self.engine = _engine(config, place, num_slots=budget.num_slots)
-        planner = self.planner = Planner(config, openings=self.openings, engine=self.engine, meters=meters)
-        planner.is_read_awaited = self._is_awaited
+        planner = self.planner = Planner(config, self.openings, self.engine, meters, self._is_awaited)
         self.planned: ReadAhead[Numbered | Failure | None, Work] = ReadAhead(planner, planner.samples, depth=1)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
         self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, warns=place.rank == 0)
@@ -109,12 +108,9 @@ class StreamReader:
         self.planned.close(waits=False)
         self._leases.close()
 
-    def read(
-        self,
-        steps: Iterable[Work],
-        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
-    ) -> Generator[Result, None, None]:
+    def read(self, steps: Iterable[Work], is_asked: Callable[[], bool]) -> Generator[Result, None, None]:
         """Yield the result for each step; end early if it is closed while it waits for memory."""
+        del is_asked  # what is pushed is read
         for step in steps:
             results = self._results(step)
             if results is None:
@@ -146,13 +142,17 @@ class StreamReader:
             return None
         self.doing = "the next batch is being read: the storage is slow, or the batch is large"
         into = buffer if self._transform is None else self._scratch
-        report = self._filled(work.plan, into)
+        plan = work.plan
+        out_bytes = sample_bytes(plan.specs) * plan.num_samples
+        with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes):
+            report = plan.read(into)
+        self._count(plan, report)
         results = self._judged(report.errors)
         if not report.valid.any():
             return results
         if report.errors:
             into.keep(report.valid)
-        return [*results, self._ready(work, work.plan, report, buffer)]
+        return [*results, self._ready(work, plan, report, buffer)]
 
     def _judged(self, errors: Sequence[DamacyError]) -> list[Result]:
         return [Failure(self.skips.check(errors), len(errors))] if errors else []
@@ -171,13 +171,6 @@ class StreamReader:
             spares=self._budget.num_slots,
             too_large=too_large,
         )
-
-    def _filled(self, plan: CropPlan, into: HostBuffer) -> CropReport:
-        out_bytes = sample_bytes(plan.specs) * plan.num_samples
-        with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes):
-            report = plan.read(into)
-        self._count(plan, report)
-        return report
 
     def _ready(self, work: Work, plan: CropPlan, report: CropReport, buffer: HostBuffer) -> Ready:
         kept = np.flatnonzero(report.valid).tolist()
@@ -210,11 +203,6 @@ class StreamReader:
 
     def _count(self, plan: CropPlan, report: CropReport) -> None:
         decoded = report.fast_chunks + report.slow_chunks
-        wanted = 0
-        for job in plan.jobs:
-            request = job.boxes.request
-            sizes = np.array([array.dtype.itemsize for array in request.arrays], dtype=np.int64)
-            wanted += int(sizes[request.which].sum()) * math.prod(request.shape)
         self._meters.add(
             chunks_planned=plan.num_chunks,
             chunks_to_load=max(0, plan.num_chunks - report.cached_chunks),
@@ -224,7 +212,7 @@ class StreamReader:
             slow_chunks=report.slow_chunks,
             cached_chunks=report.cached_chunks,
             fill_chunks=report.fill_chunks,
-            wanted_bytes=wanted,
+            wanted_bytes=plan.wanted_bytes,
         )
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rankwise.data.crops.config import Config, Field
+from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import (
     BudgetExceeded,
     DamacyError,
@@ -140,21 +140,17 @@ class Openings:
             self._counts["active"] += 1
             self._counts["max_active"] = max(self._counts["max_active"], self._counts["active"])
         try:
-            self._delay(request)
+            if self._latency is not None:
+                delay_s = self._latency.delay_s(request)
+                with self._lock:
+                    self._counts["delays"] += 1
+                    self._counts["total_delay_s"] += delay_s
+                    self._counts["max_delay_s"] = max(self._counts["max_delay_s"], delay_s)
+                self._closing.wait(delay_s)
             return open_image(uri, nodes=self._nodes)
         finally:
             with self._lock:
                 self._counts["active"] -= 1
-
-    def _delay(self, request: int) -> None:
-        if self._latency is None:
-            return
-        delay_s = self._latency.delay_s(request)
-        with self._lock:
-            self._counts["delays"] += 1
-            self._counts["total_delay_s"] += delay_s
-            self._counts["max_delay_s"] = max(self._counts["max_delay_s"], delay_s)
-        self._closing.wait(delay_s)
 
     def _forget_failure(self, uri: str, future: Future[Image]) -> None:
         """Forget a failed opening, so that the next sample that needs the array tries again."""
@@ -205,24 +201,20 @@ def check_sample(sample: object, config: Config, number: int) -> None:
         )
     fields = config.all_fields
     for name, crop in crops_of(sample, config).items():
-        _check_shape(crop, fields[name], name, number)
-
-
-def _check_shape(crop: Crop, field: Field, name: str, number: int) -> None:
-    wanted, got = tuple(field.sample_shape), crop.shape
-    if isinstance(crop.channel, tuple):
-        got = (len(crop.channel), *got)
-    if got == wanted or _long(got) == _long(wanted):
-        return
-    kind = RankMismatch if len(_long(got)) != len(_long(wanted)) else InvalidSample
-    what = "sample_shape" if name == "image" else f"sample_shape of field {name!r}"
-    raise kind(
-        f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, but {what} is "
-        f"{list(wanted)}; every box of a field must have that shape (axes of extent 1 may be omitted)",
-        uri=crop.uri,
-        aabb=crop.aabb,
-        sample=number,
-    )
+        wanted, got = tuple(fields[name].sample_shape), crop.shape
+        if isinstance(crop.channel, tuple):
+            got = (len(crop.channel), *got)
+        if got == wanted or _long(got) == _long(wanted):
+            continue
+        kind = RankMismatch if len(_long(got)) != len(_long(wanted)) else InvalidSample
+        what = "sample_shape" if crop is sample else f"sample_shape of field {name!r}"
+        raise kind(
+            f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, but {what} is "
+            f"{list(wanted)}; every box of a field must have that shape (axes of extent 1 may be omitted)",
+            uri=crop.uri,
+            aabb=crop.aabb,
+            sample=number,
+        )
 
 
 def _long(shape: Sequence[int]) -> tuple[int, ...]:
@@ -303,24 +295,22 @@ def _unread(crop: Crop, number: int, why: str, kind: type[DamacyError] = Invalid
 
 def grouped(resolved: Mapping[int, Mapping[str, ArrayBoxes]], field: str) -> list[FieldBoxes]:
     """Return the boxes that fill a field, grouped by shape, from those of each place in the batch, ascending."""
-    by_shape: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    by_shape: dict[tuple[tuple[int, ...], int], dict[int, ArrayBoxes]] = {}
     for row, sample in resolved.items():
         _, starts, shape = sample[field]
-        by_shape.setdefault((shape, len(starts)), []).append(row)
-    return [
-        _field_boxes({row: resolved[row][field] for row in rows}, shape, per_sample)
-        for (shape, per_sample), rows in by_shape.items()
-    ]
-
-
-def _field_boxes(boxes: Mapping[int, ArrayBoxes], shape: tuple[int, ...], per_sample: int) -> FieldBoxes:
-    arrays = {array.place: array for array, _, _ in boxes.values()}
-    numbers = {place: number for number, place in enumerate(arrays)}
-    which = [numbers[array.place] for array, _, _ in boxes.values()]
-    return FieldBoxes(
-        arrays=tuple(arrays.values()),
-        which=np.repeat(np.array(which, dtype=np.int64), per_sample),
-        starts=np.array([start for _, starts, _ in boxes.values() for start in starts], dtype=np.int64),
-        shape=shape,
-        rows=np.array(list(boxes), dtype=np.int64),
-    )
+        by_shape.setdefault((shape, len(starts)), {})[row] = sample[field]
+    found = []
+    for (shape, per_sample), boxes in by_shape.items():
+        arrays = {array.place: array for array, _, _ in boxes.values()}
+        numbers = {place: number for number, place in enumerate(arrays)}
+        which = [numbers[array.place] for array, _, _ in boxes.values()]
+        found.append(
+            FieldBoxes(
+                arrays=tuple(arrays.values()),
+                which=np.repeat(np.array(which, dtype=np.int64), per_sample),
+                starts=np.array([start for _, starts, _ in boxes.values() for start in starts], dtype=np.int64),
+                shape=shape,
+                rows=np.array(list(boxes), dtype=np.int64),
+            )
+        )
+    return found

@@ -54,6 +54,7 @@ class Puller:
     position in the stream and ends that iterable.
 
     Attributes:
+        is_awaited: whether a consumer waits; set by the object that runs this.
         num_pushed: number of pushed iterables.
         num_ended: number of those that have ended.
         num_samples: number of pulled samples.
@@ -61,17 +62,13 @@ class Puller:
         is_away: whether user code is running.
     """
 
+    is_awaited: Callable[[], bool]
+
     def __init__(self, config: Config, openings: Openings, meters: Meters) -> None:
         self._config, self._openings, self._meters = config, openings, meters
         self._pushes: PrefetchQueue[Iterable[Any]] = PrefetchQueue(sys.maxsize)
         self.num_pushed = self.num_ended = self.num_samples = self.num_errors = 0
         self.is_away = self._closed = False
-        self.is_awaited: Callable[[], bool] = lambda: True
-
-    @property
-    def num_pulled(self) -> int:
-        """Number of samples and errors."""
-        return self.num_samples + self.num_errors
 
     def push(self, samples: Iterable[Any]) -> None:
         """Add an iterable. Only one thread may call it at a time."""
@@ -92,11 +89,10 @@ class Puller:
         self._pushes.close()
 
     def read(
-        self,
-        steps: Iterable[Iterable[Any]],
-        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
+        self, steps: Iterable[Iterable[Any]], is_asked: Callable[[], bool]
     ) -> Generator[Numbered | Failure, None, None]:
         """Yield the samples of iterables, and after each iterable a failure, even if it has no error."""
+        del is_asked  # what is pushed is read
         for pushed in steps:
             iterator = found = self._call(iter, pushed)
             try:
@@ -123,20 +119,18 @@ class Puller:
 
     def _next(self, iterator: Iterator[Any]) -> Numbered | Failure:
         with self._meters.time("pull"):
-            sample = next(iterator, END)
-        return END if sample is END else self._numbered(sample)
-
-    def _numbered(self, sample: Any) -> Numbered:
-        number = self.num_samples
+            sample: Any = next(iterator, END)
+        if sample is END:
+            return END
+        number, found = self.num_samples, None
         try:
             check_sample(sample, self._config, number)
             for crop in crops_of(sample, self._config).values():
                 self._openings.start(crop.uri)
         except DamacyError as error:
-            self.num_samples += 1
-            return Numbered(number, sample if isinstance(sample, Sample) else None, error)
+            found = Numbered(number, sample if isinstance(sample, Sample) else None, error)
         self.num_samples += 1
-        return Numbered(number, sample)
+        return found or Numbered(number, sample)
 
 
 def _close(iterator: Any) -> None:
@@ -173,13 +167,16 @@ class Planner:
 
     Attributes:
         is_awaited: whether the reader waits for a plan; set by the object that runs this.
-        is_read_awaited: whether a consumer waits for a batch; set by the reader.
         puller: pulls the samples.
         pulled: runs it ahead.
         doing: what it waits for, for messages; empty while it waits for samples.
     """
 
-    def __init__(self, config: Config, *, openings: Openings, engine: BoxReader, meters: Meters) -> None:
+    is_awaited: Callable[[], bool]
+
+    def __init__(
+        self, config: Config, openings: Openings, engine: BoxReader, meters: Meters, is_read_awaited: Callable[[], bool]
+    ) -> None:
         puller = self.puller = Puller(config, openings, meters)
         # the puller has one more in hand than those that lie ready
         self.pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
@@ -189,12 +186,11 @@ class Planner:
         self._openings = openings
         self._engine = engine
         self._meters = meters
-        self.is_awaited: Callable[[], bool] = lambda: False
-        self.is_read_awaited: Callable[[], bool] = lambda: False
+        self._is_read_awaited = is_read_awaited  # whether a consumer waits for a batch
         self.doing = ""
         self._items: list[Numbered] = []
         self._failures: list[Failure] = []
-        self._num_taken = 0
+        self._num_ended = 0  # iterables all of whose samples are here
         self._fields = config.all_fields
         native = (name for name, field in self._fields.items() if parse_dtype(field.dtype) is Dtype.NATIVE)
         self._native: dict[str, ArrayMeta | None] = dict.fromkeys(native)  # for each, the first array decides
@@ -222,27 +218,24 @@ class Planner:
 
     def _is_over(self) -> bool:
         """Whether reader and consumer wait, and no sample follows."""
-        if not (self.is_awaited() and self.is_read_awaited()):
-            return False
-        # read after the check above, so that it includes what the waiting consumer itself pushed
-        puller = self.puller
-        return puller.num_pushed == puller.num_ended and self._num_taken == puller.num_pulled
+        awaited = self.is_awaited() and self._is_read_awaited()
+        # `num_pushed` is read after that, so that it includes what the waiting consumer itself pushed
+        return awaited and self._num_ended == self.puller.num_pushed
 
     def read(
-        self,
-        steps: Iterable[Numbered | Failure | None],
-        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
+        self, steps: Iterable[Numbered | Failure | None], is_asked: Callable[[], bool]
     ) -> Generator[Work, None, None]:
         """Yield planned batches of samples."""
+        del is_asked  # what is pushed is read
         for found in steps:
             if found is None:
                 yield self._rest()
                 continue
-            self._num_taken += found is not END
             if isinstance(found, Numbered):
                 self._items.append(found)
-            elif found.error is not None:
-                self._failures.append(found)
+            else:
+                self._num_ended += 1
+                self._failures += [found] * (found is not END)
             if len(self._items) == self._config.samples_per_batch:
                 yield self._work()
 
