@@ -195,10 +195,10 @@ def _avoid_names_that_are_there(job: Job, hashes: NDArray, repeats: IntArray) ->
         rows = np.flatnonzero(mine)
         if not len(rows):
             continue
-        names = job.joined.index.block(block.which, block.start, block.stop).take(rows)
+        names = job.joined.index.block(block.which, block.start, block.stop)[rows]
         while len(rows):
             wanted = hash_names(rename(names, mine[rows]))
             at = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
             taken = np.flatnonzero(held[at] == wanted)
-            rows, names = rows[taken], names.take(taken)
+            rows, names = rows[taken], names[taken]
             mine[rows] += len(held)
