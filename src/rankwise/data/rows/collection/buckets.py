@@ -144,12 +144,16 @@ class Buckets:
         counts = [1, *(len(field.dtypes) for field in self.fields)]
         self._first = np.cumsum([0, *counts]).tolist()
 
-    def add(self, block: int, places: IntArray, values: Sequence[Any]) -> None:
-        """Add a block of rows, n for each field; rows with the same place, int64[n], keep the order of their blocks."""
+    def add(self, block: int, places: IntArray, values: Sequence[Any]) -> str:
+        """Add a block of rows, n for each field; rows with the same place, int64[n], keep the order of their blocks.
+
+        Returns:
+            The piece, by which `accepts` will know that the block was written completely.
+        """
         bucket = np.searchsorted(self.edges, places, side="right") - 1
         order = np.argsort(bucket, kind="stable")
         numbers, starts = np.unique(bucket[order], return_index=True)
-        spans = list(zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True))
+        spans = list(zip(starts.tolist(), np.append(starts, len(order))[1:].tolist(), strict=True))
         packed = [field.pack(rows, order, spans) for field, rows in zip(self.fields, values, strict=True)]
         moved = places[order]
         for at, (number, (start, stop)) in enumerate(zip(numbers.tolist(), spans, strict=True)):
@@ -157,6 +161,7 @@ class Buckets:
             folder.mkdir(parents=True, exist_ok=True)
             arrays = [array for field in packed for array in field[at]]
             append_record(folder / self._piece, block, [moved[start:stop], *arrays])
+        return self._piece
 
     def open(self, number: int) -> Bucket:
         """Find the rows of a bucket."""

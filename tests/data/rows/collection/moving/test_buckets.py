@@ -65,3 +65,11 @@ def test_rows_leave_in_the_order_of_their_places(tmp_path, seed):
         assert held.rows(2).tolist() == names[mine].tolist()
     buckets["b"].drop(range(3))
     assert len(buckets["a"].open(1).places) == 0
+
+
+def test_a_block_without_rows_is_done(tmp_path):
+    """Elements of rows that are not wanted may leave a portion empty: nothing is written, and its mark is given."""
+    buckets = Buckets(tmp_path, np.array([0, 5]), FIELDS[1:2], "a", lambda *_: True)
+    none = np.empty(0, dtype=np.int64)
+    assert buckets.add(0, none, (np.empty((0, 2, 3), dtype="u1"),)) == "a"
+    assert len(buckets.open(0).places) == 0
