@@ -188,8 +188,9 @@ class Sampler(ABC):
         Args:
             n_obs: rows of the loader.
 
-        ValueError: the settings do not suit the data.
-        ConfigError: a request has no splits, and batch_size or shuffle is not set.
+        Raises:
+            ValueError: the settings do not suit the data.
+            ConfigError: a request has no splits, and batch_size or shuffle is not set.
         """
         self.validate(n_obs)
         worker = current_worker()

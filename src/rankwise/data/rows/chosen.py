@@ -13,9 +13,10 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
+from rankwise.data.order.layout import WINDOW_BYTES
 from rankwise.data.rows.blockwise import num_stretches, row_dtype, taken
 from rankwise.data.rows.datasets import AnyDataset, MemoryDataset, find_datasets, is_anndata, is_h5ad
-from rankwise.data.rows.draws import DrawOptions, RowDraws
+from rankwise.data.rows.draws import LEAST_LANES, MOST_LANES, DrawOptions, RowDraws
 from rankwise.data.rows.matrices import MatrixStack, MemoryMatrix, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
@@ -262,11 +263,6 @@ def bound_rows(rows: ChosenRows, order: Order) -> ChosenRows:
     return drawn
 
 
-# Limit for the decoded chunks that an order mixes; the same number as in the order itself.
-_WINDOW_BYTES = 128 << 20
-_LEAST_LANES, _MOST_LANES = 4, 64
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowLocality(Locality):
     """Locality of rows in the chunks of their matrices."""
@@ -304,5 +300,5 @@ class RowLocality(Locality):
         """
         if self.mix_lanes is not None:
             return self.mix_lanes, 1
-        lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
-        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+        lanes = min(WINDOW_BYTES // self.chunk_bytes, batch_size)
+        return int(np.clip(lanes, LEAST_LANES, MOST_LANES)), None

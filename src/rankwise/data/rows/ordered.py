@@ -111,7 +111,7 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
     """
     if not isinstance(collection, RowSource):
         if "matrices" not in options and not options.get("obs"):
-            options["matrices"] = _default_matrices(collection)
+            options["matrices"] = _default_matrices(collection, is_read=True)
         return RowSource(collection, **options)
     fixed = [name for name in _OF_A_READER if name in options]
     if fixed:
@@ -119,11 +119,12 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
     return collection.reading(**options) if options else collection
 
 
-def _default_matrices(collection: Any) -> tuple[str, ...]:
+def _default_matrices(collection: Any, *, is_read: bool) -> tuple[str, ...]:
+    """Return the name of X, or of the first matrix; if it is read, an X that cannot be read is an error."""
     with BoxReader(cache=0) as reader:
         dataset = open_dataset(find_rows(collection)[0].places[0], reader)
         name, _ = first_matrix(dataset)
-        if name != "X" and isinstance(dataset, Dataset) and dataset.has_x:
+        if name != "X" and is_read and isinstance(dataset, Dataset) and dataset.has_x:
             try:
                 dataset.matrix("X")
             except DataError as error:  # another matrix instead would give other numbers
@@ -142,6 +143,4 @@ def opened_rows(samples: Any) -> RowSource | None:
     ):
         return None
     # an order only counts rows: the loader decides which matrices and variables are read
-    with BoxReader(cache=0) as reader:
-        name, _ = first_matrix(open_dataset(find_rows(samples)[0].places[0], reader))
-    return open_rows(samples, matrices=("X",) if name is None else (name,), genes=...)
+    return open_rows(samples, matrices=_default_matrices(samples, is_read=False), genes=...)

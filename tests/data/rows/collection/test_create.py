@@ -60,3 +60,12 @@ def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
     assert collection.path == tmp_path / "cells.zarr"
     assert len(collection.obs()) == 5
     assert RowSource(collection).num_samples == 5
+
+
+def test_a_folder_named_nearly_like_a_dataset_is_left_alone(tmp_path):
+    """What is no number to Python, although it is a digit to Unicode, counts no dataset."""
+    collection = DatasetCollection(tmp_path / "c.zarr")
+    (tmp_path / "c.zarr" / "dataset_²").mkdir()
+    collection.add_adatas([small_anndata(5)])
+    assert list(collection.manifest["datasets"]) == ["dataset_0"]
+    assert (tmp_path / "c.zarr" / "dataset_²").is_dir()

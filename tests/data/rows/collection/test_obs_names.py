@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.places import find_repeats, hash_names, rename
 from rankwise.testing.stores.small_rows import small_anndata
 
@@ -14,11 +13,11 @@ from rankwise.testing.stores.small_rows import small_anndata
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60))
 def test_repeats_are_counted(names):
     """Each row is told how many before it have its name, and gets that number behind its name."""
-    held = Text.of(np.array(names, dtype=object))
+    held = np.array(names, dtype=object)
     repeats = find_repeats(hash_names(held))
     assert repeats.tolist() == [names[:row].count(name) for row, name in enumerate(names)]
     expected = [f"{name}-{number}" if number else name for name, number in zip(names, repeats, strict=True)]
-    assert rename(held, repeats).objects().tolist() == expected
+    assert rename(held, repeats).tolist() == expected
 
 
 @pytest.mark.parametrize("names", [["a", "a", "a-1", "a"], ["a-1", "a", "a", "a-2", "a"]])

@@ -24,6 +24,7 @@ def whole(tmp_path_factory):
     right.obs["kind"] = right.obs["kind"].astype(str)
     left.obs["batch"], right.obs["batch"] = 3, "x"
     left.obs["score"] = 1.5
+    left.obs["X"] = right.obs["X"] = 2
     left.write_h5ad(folder / "left.h5ad")
     write_anndata(right, folder / "right.zarr")
     collection = DatasetCollection(folder / "c.zarr")
@@ -39,7 +40,7 @@ def test_rows_are_those_of_their_sources(whole):
     assert {"X", "layers/counts", "obsm/pca", "kind", "n", "name", "batch", "score"} <= set(seen)
 
 
-@pytest.mark.parametrize("name", ["X/data", "obsm/pca", "obs/n", "obs/kind/codes"])
+@pytest.mark.parametrize("name", ["X/data", "obsm/pca", "obs/n", "obs/kind/codes", "obs/X"])
 def test_what_differs_is_named(whole, tmp_path, name):
     """A value that was changed, its checksum along with it, is found by the row and its source."""
     place = shutil.copytree(whole, tmp_path / "c.zarr")

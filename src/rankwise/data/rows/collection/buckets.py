@@ -14,7 +14,7 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.errors import DataError
 
-__all__ = ["Buckets", "Field", "Text", "append_record", "scan_records"]
+__all__ = ["Buckets", "Field", "append_record", "as_texts", "packed_texts", "scan_records"]
 
 
 def append_record(path: Path, block: int, arrays: Sequence[NDArray]) -> None:
@@ -45,51 +45,30 @@ def scan_records(path: Path, num_arrays: int) -> Iterator[tuple[int, list[int], 
             yield block, starts, sizes
 
 
-class Text:
-    """A column of texts, which may be missing.
+def as_texts(values: Iterable[Any]) -> NDArray:
+    """Return values as texts, object[n]: str, or None for what pandas treats as missing."""
+    import pandas as pd
 
-    Args:
-        lengths: int32[n], UTF-8 bytes of each text; -1 = missing.
-        data: uint8, all bytes concatenated.
-    """
+    held = np.asarray(values, dtype=object)
+    texts = np.empty(len(held), dtype=object)
+    texts[:] = [None if gone else str(one) for one, gone in zip(held.tolist(), pd.isna(held).tolist(), strict=True)]
+    return texts
 
-    def __init__(self, lengths: NDArray, data: NDArray) -> None:
-        self.lengths, self.data = lengths, data
 
-    def __len__(self) -> int:
-        return len(self.lengths)
+def packed_texts(texts: NDArray) -> tuple[NDArray, NDArray]:
+    """Return the UTF-8 bytes of each text, int32[n], -1 = missing; and all bytes concatenated, uint8."""
+    packed = [None if text is None else text.encode() for text in texts.tolist()]
+    lengths = np.fromiter((-1 if one is None else len(one) for one in packed), np.int32, len(packed))
+    return lengths, np.frombuffer(b"".join(one for one in packed if one is not None), dtype=np.uint8)
 
-    @classmethod
-    def of(cls, values: Iterable[Any]) -> Text:
-        """Pack texts; values that pandas treats as missing are missing."""
-        import pandas as pd
 
-        held = np.asarray(values, dtype=object)
-        packed = [
-            None if gone else str(value).encode()
-            for value, gone in zip(held.tolist(), pd.isna(held).tolist(), strict=True)
-        ]
-        lengths = np.fromiter((-1 if one is None else len(one) for one in packed), np.int32, len(packed))
-        return cls(lengths, np.frombuffer(b"".join(one for one in packed if one is not None), dtype=np.uint8))
-
-    def objects(self) -> NDArray:
-        """Return the texts, object[n]; None = missing."""
-        whole, out = self.data.tobytes(), np.empty(len(self), dtype=object)
-        stops = np.cumsum(np.maximum(self.lengths, 0), dtype=np.int64).tolist()
-        start = 0
-        for row, (stop, length) in enumerate(zip(stops, self.lengths.tolist(), strict=True)):
-            out[row] = None if length < 0 else whole[start:stop].decode()
-            start = stop
-        return out
-
-    def take(self, rows: IntArray) -> Text:
-        """Return the texts of some rows."""
-        sizes = np.maximum(self.lengths, 0).astype(np.int64)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        counts = sizes[rows]
-        firsts = np.cumsum(counts) - counts
-        places = np.arange(int(counts.sum())) + np.repeat(starts[rows] - firsts, counts)
-        return Text(self.lengths[rows], self.data[places])
+def _unpacked_texts(lengths: NDArray, data: NDArray) -> NDArray:
+    whole, texts, start = data.tobytes(), np.empty(len(lengths), dtype=object), 0
+    stops = np.cumsum(np.maximum(lengths, 0), dtype=np.int64).tolist()
+    for row, (stop, length) in enumerate(zip(stops, lengths.tolist(), strict=True)):
+        texts[row] = None if length < 0 else whole[start:stop].decode()
+        start = stop
+    return texts
 
 
 Spans = Sequence[tuple[int, int]]
@@ -102,7 +81,7 @@ class Field:
     """A matrix, or a column with one value per row."""
 
     name: str  # "X", "layers/counts", "obs/cell_type", ...
-    kind: Literal["dense", "csr", "text"]  # "dense" = an array; "csr" = a CSR matrix; "text" = a `Text`
+    kind: Literal["dense", "csr", "text"]  # "dense" = an array; "csr" = a CSR matrix; "text" = see `as_texts`
     row_shape: tuple[int, ...] = ()  # shape of a row; () for columns and texts
     dtype: DType = _BYTE  # a dtype that holds the elements of all inputs
     row_bytes: float = 0.0  # average decoded bytes of a row
@@ -116,11 +95,11 @@ class Field:
 
     def pack(self, rows: Any, order: IntArray, spans: Spans) -> list[list[NDArray]]:
         """Sort rows and split them: for each span, return the arrays that hold its rows."""
-        rows = rows.take(order) if self.kind == "text" else rows[order]
+        rows = rows[order]
         if self.kind == "dense":
             return [[rows[start:stop]] for start, stop in spans]
         if self.kind == "text":
-            lengths, elements = rows.lengths, [rows.data]
+            lengths, *elements = packed_texts(rows)
         else:
             lengths, elements = np.diff(rows.indptr).astype(_LENGTH), [rows.indices, rows.data]
         ends = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0), dtype=np.int64)])
@@ -129,11 +108,11 @@ class Field:
         ]
 
     def unpack(self, parts: Sequence[NDArray], order: IntArray) -> Any:
-        """Turn packed rows into an array, a CSR matrix or a `Text`, in a given order."""
+        """Turn packed rows into an array or a CSR matrix, in a given order."""
         if self.kind == "dense":
             return parts[0].reshape(len(order), *self.row_shape)[order]
         if self.kind == "text":
-            return Text(*parts).take(order)
+            return _unpacked_texts(*parts)[order]
         import scipy.sparse as sp
 
         lengths, indices, data = parts
@@ -165,12 +144,16 @@ class Buckets:
         counts = [1, *(len(field.dtypes) for field in self.fields)]
         self._first = np.cumsum([0, *counts]).tolist()
 
-    def add(self, block: int, places: IntArray, values: Sequence[Any]) -> None:
-        """Add a block of rows, n for each field; rows with the same place, int64[n], keep the order of their blocks."""
+    def add(self, block: int, places: IntArray, values: Sequence[Any]) -> str:
+        """Add a block of rows, n for each field; rows with the same place, int64[n], keep the order of their blocks.
+
+        Returns:
+            The piece, by which `accepts` will know that the block was written completely.
+        """
         bucket = np.searchsorted(self.edges, places, side="right") - 1
         order = np.argsort(bucket, kind="stable")
         numbers, starts = np.unique(bucket[order], return_index=True)
-        spans = list(zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True))
+        spans = list(zip(starts.tolist(), np.append(starts, len(order))[1:].tolist(), strict=True))
         packed = [field.pack(rows, order, spans) for field, rows in zip(self.fields, values, strict=True)]
         moved = places[order]
         for at, (number, (start, stop)) in enumerate(zip(numbers.tolist(), spans, strict=True)):
@@ -178,6 +161,7 @@ class Buckets:
             folder.mkdir(parents=True, exist_ok=True)
             arrays = [array for field in packed for array in field[at]]
             append_record(folder / self._piece, block, [moved[start:stop], *arrays])
+        return self._piece
 
     def open(self, number: int) -> Bucket:
         """Find the rows of a bucket."""

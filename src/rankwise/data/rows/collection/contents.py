@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.job import Job, repeats_of
 from rankwise.data.rows.collection.places import rename
 from rankwise.data.rows.collection.ranks import Task
@@ -217,12 +216,7 @@ def _write_columns(job: Job, number: int, group: Sequence[int]) -> None:
             held[which].append(rows.rows(first + which))
     place = load_zarr().open_group(str(job.work / job.names[number]), mode="r+")
     for which in group:
-        parts = held.pop(which)
-        if isinstance(parts[0], Text):
-            lengths, data = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "data"))
-            values: Any = Text(lengths, data)
-        else:
-            values = np.concatenate(parts)
+        values = np.concatenate(held.pop(which))
         name, tables = columns[which].name, ["obs"]
         if which == 0:  # the names, also of the other modalities
             repeats = repeats_of(job, number)

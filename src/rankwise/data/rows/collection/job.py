@@ -111,19 +111,13 @@ class Job:
 
 def turn_tasks(job: Job) -> list[Task]:
     """Return tasks that turn matrices stored by columns."""
-
-    def turn(turned: RowsOfColumns, portion: int, start: int, stop: int) -> str:
-        turned.spill(portion, start, stop)
-        return job.piece
-
     size = max(1, job.options.budget // 12 // _ELEMENT_BYTES)
     tasks = []
-    for (number, name), turned in job.turned.items():
-        at = sorted(job.joined.inputs[number].tables).index(name)
+    for turned in job.turned.values():
         for portion, start in enumerate(range(0, turned.num_elements, size)):
             stop = min(start + size, turned.num_elements)
-            run, moved = partial(turn, turned, portion, start, stop), (stop - start) * _ELEMENT_BYTES
-            tasks.append(Task(name=f"turn-{number}-{at}-{portion}", run=run, num_bytes=moved))
+            run, moved = partial(turned.spill, portion, start, stop), (stop - start) * _ELEMENT_BYTES
+            tasks.append(Task(name=f"turn-{turned.folder.name}-{portion}", run=run, num_bytes=moved))
     return tasks
 
 
@@ -154,8 +148,7 @@ def _spill(job: Job, block: Block) -> str:
         source = job.turned.get((which, field.name)) or joined.inputs[which].tables[field.name]
         values.append(joined.shape(which, field, source.block(start, stop)))
     values += [names, *(column.block(which, start, stop) for column in joined.columns)]
-    job.buckets.add(block.number, job.placing.places(block.rows), values)
-    return job.piece
+    return job.buckets.add(block.number, job.placing.places(block.rows), values)
 
 
 def name_tasks(job: Job) -> list[Task]:
@@ -195,10 +188,10 @@ def _avoid_names_that_are_there(job: Job, hashes: NDArray, repeats: IntArray) ->
         rows = np.flatnonzero(mine)
         if not len(rows):
             continue
-        names = job.joined.index.block(block.which, block.start, block.stop).take(rows)
+        names = job.joined.index.block(block.which, block.start, block.stop)[rows]
         while len(rows):
             wanted = hash_names(rename(names, mine[rows]))
             at = np.minimum(np.searchsorted(held, wanted), len(held) - 1)
             taken = np.flatnonzero(held[at] == wanted)
-            rows, names = rows[taken], names.take(taken)
+            rows, names = rows[taken], names[taken]
             mine[rows] += len(held)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankwise._files import write_whole
-from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST
+from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST, member_names
 from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 
 __all__ = [
@@ -192,16 +192,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def on_disk(folder: Path) -> list[str]:
     """Return the folders with names of datasets, sorted by number."""
-    names = [path.name for path in folder.glob("dataset_*") if path.name.removeprefix("dataset_").isdigit()]
-    return sorted(names, key=lambda name: int(name.removeprefix("dataset_")))
+    return member_names(path.name for path in folder.glob("dataset_*"))
 
 
 def listed_names(folder: Path) -> list[str]:
     """Return the names of the datasets of a collection: those of its manifest, else all folders with such names."""
-    if has_manifest(folder):
-        held = read_manifest(folder)["datasets"]
-        return [name for name in on_disk(folder) if name in held]
-    return on_disk(folder)
+    held = read_manifest(folder)["datasets"] if has_manifest(folder) else None
+    return [name for name in on_disk(folder) if held is None or name in held]
 
 
 def has_manifest(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,18 @@ class WriteOptions:
     """
 
     form: MatrixFormat
-    groupby: tuple[str, ...] = ()
-    dataset_size: int | str = "20GB"
-    shuffle_chunk_size: int = 1
-    shuffle: bool = True
-    memory_budget: int | str = "2GB"
-    reshuffle: bool = False
-    matrices: list[str] | None = None
-    modalities: list[str] = field(default_factory=list)
-    var_subset: list[str] | None = None
-    merge: str | None = None
-    join: str = "outer"
-    load_adata: Callable[[Any], Any] | None = None
+    groupby: tuple[str, ...]
+    dataset_size: int | str
+    shuffle_chunk_size: int
+    shuffle: bool
+    memory_budget: int | str
+    reshuffle: bool
+    matrices: list[str] | None
+    modalities: list[str]
+    var_subset: list[str] | None
+    merge: str | None
+    join: str
+    load_adata: Callable[[Any], Any] | None
 
     def __post_init__(self) -> None:
         if self.join not in {"outer", "inner"}:

@@ -6,7 +6,6 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import derive, permute
-from rankwise.data.rows.collection.buckets import Text
 
 __all__ = ["Placing", "cut_datasets", "find_repeats", "hash_names", "rename"]
 
@@ -75,11 +74,11 @@ class Placing:
 _PARTS = 16  # number of parts in which hashes are compared
 
 
-def hash_names(names: Text) -> NDArray:
-    """Return a 64-bit hash of each name, uint64[n]."""
+def hash_names(names: NDArray) -> NDArray:
+    """Return a 64-bit hash of each name, uint64[n]; names are texts, see `as_texts`."""
     import pandas as pd
 
-    found: NDArray = pd.util.hash_array(names.objects(), categorize=False)
+    found: NDArray = pd.util.hash_array(names, categorize=False)
     return found
 
 
@@ -97,11 +96,9 @@ def find_repeats(hashes: NDArray) -> IntArray:
     return repeats
 
 
-def rename(names: Text, repeats: IntArray) -> Text:
+def rename(names: NDArray, repeats: IntArray) -> NDArray:
     """Append the repetition number to names, as anndata does: "cell", "cell-1", "cell-2"."""
     rows = np.flatnonzero(repeats)
-    if not len(rows):
-        return names
-    texts = names.objects()
-    texts[rows] = [f"{texts[row]}-{repeats[row]}" for row in rows.tolist()]
-    return Text.of(texts)
+    renamed = names.copy()
+    renamed[rows] = [f"{names[row]}-{repeats[row]}" for row in rows.tolist()]
+    return renamed

@@ -332,7 +332,7 @@ def _ranks(joined: Joined, column: UnitedColumn, block_rows: int) -> IntArray:
         return np.where(codes < 0, len(column.categories), codes)
     if column.kind == "text":  # each distinct text is kept once
         known: dict[str | None, int] = {}
-        codes = np.concatenate([[known.setdefault(text, len(known)) for text in block.objects()] for block in blocks])
+        codes = np.concatenate([[known.setdefault(text, len(known)) for text in block] for block in blocks])
         order = sorted(known, key=lambda text: (text is None, text or ""))
         rank = np.empty(len(known), dtype=np.int64)
         rank[[known[text] for text in order]] = np.arange(len(known))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.data.rows.datasets.search import known_columns, load_anndata
-from rankwise.data.rows.matrices.in_memory import MemoryMatrix
+from rankwise.data.rows.matrices import MemoryMatrix
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class MemoryDataset:
             if self.is_file and held.attrs.get("encoding-type") != "anndata":
                 raise DataError(f"{self.place} is not an AnnData file of a known format; {_TO_MEMORY}")
             for name in ("var", "obs"):
-                table = held[name] if self.is_file else getattr(held, name)
+                table = self._element(held, name)
                 if self.is_file and (not hasattr(table, "keys") or "column-order" not in table.attrs):
-                    raise DataError(f"{self.place}/{name} is a table in an old format; {_TO_MEMORY}")
+                    raise DataError(f"{self.place}/{name} is missing, or a table in an old format; {_TO_MEMORY}")
             columns = table.attrs["column-order"] if self.is_file else table.columns
             self.obs_columns = tuple(map(str, columns))
 
@@ -81,17 +81,15 @@ class MemoryDataset:
     def raw(self) -> str | None:
         """Name of the matrix of `raw`; None = none."""
         with self._open() as held:
-            there = "raw" in held if self.is_file else held.raw is not None
-        return "raw/X" if there else None
+            return None if self._element(held, "raw") is None else "raw/X"
 
     @cached_property
     def matrices(self) -> tuple[str, ...]:
         """Names of matrices with readable rows: "X", "layers/counts", "obsm/X_pca", ..."""
         with self._open() as held:
-            there = "X" in held if self.is_file else held.X is not None
-            tables = {name: (held.get(name, {}) if self.is_file else getattr(held, name)) for name in _TABLES}
+            tables = {name: self._element(held, name) or {} for name in _TABLES}
             inside = [f"{name}/{key}" for name, table in tables.items() for key in sorted(map(str, table))]
-        return (*(["X"] if there else []), *inside)
+            return (*([] if self._element(held, "X") is None else ["X"]), *inside)
 
     @cached_property
     def _identity(self) -> str:
@@ -109,10 +107,10 @@ class MemoryDataset:
             shape, dtype, num_elements = _facts(self._element(held, name), f"{self.place}/{name}")
         if shape[0] != self.num_rows:
             raise DataError(f"{self.place}/{name} has {shape[0]} rows, but the table of observations {self.num_rows}")
-        return MemoryMatrix(
-            place=f"{self.place}/{name}", shape=shape, dtype=dtype, num_elements=num_elements,
-            identity=self._identity, is_file=self.is_file, load=partial(self._load, name),
-        )  # fmt: skip
+        facts: dict[str, Any] = {"identity": self._identity, "is_file": self.is_file}
+        return MemoryMatrix.of(
+            f"{self.place}/{name}", shape, dtype, num_elements, load=partial(self._load, name), **facts
+        )
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Read columns of the table of observations, with its index; see `Dataset.obs`."""
@@ -165,11 +163,12 @@ class MemoryDataset:
             return pd.Index(self._read(held[table][held[table].attrs.get("_index", "_index")]))
 
     def _element(self, held: Any, name: str) -> Any:
+        """Return a matrix, a table or a group of matrices; None = there is none."""
+        if self.is_file:
+            return held.get(name)
         table, _, key = name.partition("/")
-        if not self.is_file:
-            whole = getattr(held, table)
-            return whole if not key else whole.X if table == "raw" else whole[key]
-        return held[name]
+        whole = getattr(held, table)
+        return whole if not key else whole.X if table == "raw" else whole[key]
 
     def _load(self, name: str) -> Any:
         with self._open() as held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "find_datasets",
     "known_columns",
     "load_anndata",
+    "member_names",
     "open_group",
     "split_modality",
     "stored_name",
@@ -30,6 +31,11 @@ COLLECTION_TYPE = "annbatch-preshuffled"
 MANIFEST = "rankwise"
 
 MEMBER = re.compile(r"dataset_(\d+)")
+
+
+def member_names(names: Iterable[str]) -> list[str]:
+    """Return those names that a collection gives to its datasets, sorted by number."""
+    return sorted(filter(MEMBER.fullmatch, names), key=lambda name: int(name.removeprefix("dataset_")))
 
 
 def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -61,13 +67,12 @@ def _at(place: str) -> list[str]:
             "samples are array[i], use rankwise.data.samples.ArraySource)"
         )
     listed = node.attributes.get(MANIFEST, {}).get("datasets")  # others were left by a write that was killed
-    names = STORES.inside(place, node) if listed is None else listed
-    members = [match for name in names if (match := MEMBER.fullmatch(name))]
+    members = member_names(STORES.inside(place, node) if listed is None else listed)
     if not members:
         raise DataError(
             f"the collection {place} is empty: add data with DatasetCollection({place!r}).add_adatas([...])"
         )
-    return [f"{place}/{match[0]}" for match in sorted(members, key=lambda match: int(match[1]))]
+    return [f"{place}/{name}" for name in members]
 
 
 def _unfit(place: str) -> str:

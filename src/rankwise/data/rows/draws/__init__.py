@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rankwise.data.rows.draws.row_draws import Interleave, RowDraws
-from rankwise.data.rows.draws.weights import DrawOptions, RowWeights
+from rankwise.data.rows.draws.weights import LEAST_LANES, MOST_LANES, DrawOptions, RowWeights
 
-__all__ = ["DrawOptions", "Interleave", "RowDraws", "RowWeights"]
+__all__ = ["LEAST_LANES", "MOST_LANES", "DrawOptions", "Interleave", "RowDraws", "RowWeights"]

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import FloatArray, IntArray, NDArray
+from rankwise.data.order.layout import WINDOW_BYTES
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["DrawOptions", "RowWeights"]
+__all__ = ["LEAST_LANES", "MOST_LANES", "DrawOptions", "RowWeights"]
 
 
 _BLOCK_ROWS = 128  # a draw adds this many weights; the stored sums take 1/16 byte per row
@@ -134,8 +135,7 @@ class RowWeights:
         return np.cumsum(weights, axis=1)
 
 
-_WINDOW_BYTES = 128 << 20  # limit for the decoded windows of all collections of a mix
-_LEAST_LANES, _MOST_LANES = 4, 64
+LEAST_LANES, MOST_LANES = 4, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,8 +201,8 @@ class DrawOptions:
         num_samples = num_rows if num_samples is None else num_samples
         lanes = window = 1
         if shares is not None:
-            budget = _WINDOW_BYTES // len(shares)
-            lanes = int(min(np.clip(budget // chunk_bytes, _LEAST_LANES, _MOST_LANES), max(1, num_samples)))
+            budget = WINDOW_BYTES // len(shares)
+            lanes = int(min(np.clip(budget // chunk_bytes, LEAST_LANES, MOST_LANES), max(1, num_samples)))
             lanes = 1 << (lanes.bit_length() - 1)  # batch sizes are mostly a multiple of it, and then have exact shares
             window = 1 if block_rows == 1 else max(1, budget // (lanes * chunk_bytes))
         if weights is not None and balance is None:

@@ -87,14 +87,14 @@ def make_field(
     elif dense:
         spec = replace(spec, ragged=False)
     if isinstance(stack, MemoryStack):
-        begin = partial(_begin_in_memory, stack, columns, spec)
-        return RowField(stack=stack, spec=spec, plan=partial(stack.plan, dense=not spec.ragged), begin=begin)
-    if isinstance(stack, SparseStack) and not spec.ragged:
-        target = Target.of(columns, tuple(widths) or stack.spec.shape)
-        plan = partial(stack.plan, to_spread=True)
-        return RowField(stack=stack, spec=spec, plan=plan, begin=partial(_begin_spread, target))
-    begin = partial(_begin_plain, spec) if columns is None else partial(_begin_taken, stack.spec, columns)
-    return RowField(stack=stack, spec=spec, plan=stack.plan, begin=begin)
+        begin: Callable[..., FieldRead] = partial(_begin_in_memory, stack, columns, spec)
+    elif isinstance(stack, SparseStack) and not spec.ragged:
+        begin = partial(_begin_spread, Target.of(columns, tuple(widths) or stack.spec.shape))
+    elif columns is None:
+        begin = partial(_begin_plain, spec)
+    else:
+        begin = partial(_begin_taken, stack.spec, columns)
+    return RowField(stack=stack, spec=spec, plan=partial(stack.plan, dense=not spec.ragged), begin=begin)
 
 
 def _begin_plain(

@@ -17,7 +17,7 @@ from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields.row_field import RowField, make_field
 from rankwise.data.rows.matrices import MemoryMatrix, StoredMatrix, stack_matrices
 from rankwise.data.rows.notices import warn_once
-from rankwise.data.rows.obs import ObsColumn, read_column
+from rankwise.data.rows.obs import ObsColumn, name_list, read_column
 from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.errors import ConfigError
 
@@ -43,10 +43,9 @@ class FieldChoice:
     def __post_init__(self) -> None:
         for name in ("matrices", "obs"):
             given = getattr(self, name)
-            if isinstance(given, str):
-                raise ConfigError(f"{name}= must be a list of names, got the text {given!r}: write {name}=[{given!r}]")
             if not isinstance(given, Iterable):
                 raise ConfigError(f"{name}= must be a list of names, got {given!r}: omit it or write {name}=[...]")
+            name_list(given, name)
         names = [*self.matrices, *self.obs]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"a source of rows needs at least one field, each with its own name; got {names}")

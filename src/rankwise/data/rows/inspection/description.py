@@ -97,15 +97,17 @@ def _described(held: Dataset, name: str) -> dict[str, Any]:
         matrix = held.matrix(name)
     except RankwiseError as error:
         return {"unfit": str(error)}
-    sparse = isinstance(matrix, StoredSparse)
-    array = matrix.data if isinstance(matrix, StoredSparse) else matrix.array
+    if isinstance(matrix, StoredSparse):
+        kind, array, aligned = "csr", matrix.data, matrix.rows_per_chunk is not None
+    else:
+        kind, array, aligned = "dense", matrix.array, True
     return {
-        "kind": "csr" if sparse else "dense",
+        "kind": kind,
         "dtype": str(matrix.dtype),
         "row_shape": list(matrix.row_shape),
         "row_bytes": round(matrix.row_bytes, 1),
         "chunk_rows": matrix.chunk_rows,
-        "aligned": not isinstance(matrix, StoredSparse) or matrix.rows_per_chunk is not None,
+        "aligned": aligned,
         "sharded": array.sharded,
         "decode_factors": {str(run): round(decode_factor(matrix, run), 2) for run in _RUNS},
     }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import numpy as np
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import WordArray, mix_words
 from rankwise.data.rows.collection import DatasetCollection
-from rankwise.data.rows.collection.buckets import Text
-from rankwise.data.rows.collection.inputs import Column, Columnwise, Input, as_text, open_input
+from rankwise.data.rows.collection.inputs import Column, Columnwise, as_text, open_input
 from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
 from rankwise.data.rows.datasets import Dataset, array_checksums, find_datasets
@@ -31,40 +29,25 @@ _PORTION = 2**20  # elements of a matrix stored by columns
 _BLOCK_ROWS = 2**16  # rows of a column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Side:
-    """A dataset, or a source converted to the variables of the collection."""
+def _matrix_digests(side: Joined, name: str) -> WordArray:
+    """Return the digests of all rows of a matrix of one input."""
+    table = side.inputs[0].tables[name]
+    field = next(field for field in side.matrices if field.name == name)
+    if table.by_columns:
+        whole = digest_elements(table.held, side.gather_of(0, name), _PORTION)
+        return whole if table.rows is None else whole[table.rows]
+    spans = _spans(table.shape[0], max(1, int(_BLOCK_BYTES / max(1.0, table.row_bytes))))
+    return np.concatenate([digest_rows(side.shape(0, field, table.block(*span))) for span in spans])
 
-    name: str
-    held: Input
-    joined: Joined
 
-    def has(self, name: str, *, matrix: bool) -> bool:
-        """Whether there is a matrix, or else a column, with a name."""
-        return name in (self.held.tables if matrix else self.held.columns)
+def _column_digests(side: Joined, name: str, *, text: bool) -> WordArray:
+    column = side.inputs[0].columns[name]
+    spans = _spans(column.num_rows, _BLOCK_ROWS)
+    return np.concatenate([digest_column(column.block(*span), column, text=text) for span in spans])
 
-    def matrix(self, name: str) -> WordArray:
-        """Return the digests of all rows of a matrix."""
-        table = self.held.tables[name]
-        field = next(field for field in self.joined.matrices if field.name == name)
-        if table.by_columns:
-            whole = digest_elements(table.held, self.joined.gather_of(0, name), _PORTION)
-            return whole if table.rows is None else whole[table.rows]
-        step = max(1, int(_BLOCK_BYTES / max(1.0, table.row_bytes)))
-        blocks = [
-            digest_rows(self.joined.shape(0, field, table.block(start, stop)))
-            for start, stop in _steps(table.shape[0], step)
-        ]
-        return np.concatenate(blocks)
 
-    def column(self, name: str, *, text: bool) -> WordArray:
-        """Return the digests of a column."""
-        column = self.held.columns[name]
-        blocks = [
-            digest_column(column.block(start, stop), column, text=text)
-            for start, stop in _steps(column.num_rows, _BLOCK_ROWS)
-        ]
-        return np.concatenate(blocks)
+def _spans(num_rows: int, step: int) -> list[tuple[int, int]]:
+    return [(start, min(start + step, num_rows)) for start in range(0, max(1, num_rows), step)]
 
 
 def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str], None] | None = None) -> list[str]:
@@ -77,19 +60,20 @@ def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str]
         The problems, one sentence each; empty if there are none.
     """
     vars_ = collection.tables_of_variables()
-    datasets = [_side(str(collection.path / name), vars_, {}, member=True) for name in collection.manifest["datasets"]]
-    origins = [_Origin(side.held.columns) for side in datasets]
+    datasets = [_side(str(collection.path / name), vars_, member=True) for name in collection.manifest["datasets"]]
+    origins = [_Origin(side.inputs[0].columns) for side in datasets]
     labels = sorted({label for origin in origins for label in origin.labels})
     with contextlib.ExitStack() as stack:
         sources, problems = _open_sources(collection, labels, vars_)
         for side in sources.values():
-            stack.callback(side.held.close)
+            stack.callback(side.inputs[0].close)
         problems += _missing_rows(sources, origins)
-        columns = (name for side in datasets for name in side.held.columns if name not in {SOURCE, SOURCE_ROW})
-        for name in dict.fromkeys([*(name for side in datasets for name in side.held.tables), *columns]):
-            if shown is not None:
-                shown(name)
-            problems += _compare(name, datasets, origins, sources)
+        for matrix in (True, False):
+            for name in dict.fromkeys(name for side in datasets for name in _parts(side, matrix=matrix)):
+                if matrix or name not in {SOURCE, SOURCE_ROW}:
+                    if shown is not None:
+                        shown(name)
+                    problems += _compare(name, datasets, origins, sources, matrix=matrix)
     return problems
 
 
@@ -108,21 +92,26 @@ class _Origin:
         return np.flatnonzero((self.codes == code) & (self.rows >= 0))
 
 
-def _side(source: str, vars_: dict[str, Any], parameters: dict[str, Any], *, member: bool = False) -> _Side:
+def _side(source: str, vars_: dict[str, Any], *, modalities: Sequence[str] = (), member: bool = False) -> Joined:
+    """Open a dataset, or a source to be converted to the variables of the collection."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        held = open_input(source, 0, modalities=parameters.get("modalities") or (), member=member)
-        return _Side(name=source, held=held, joined=join_inputs([held], vars_=vars_))
+        return join_inputs([open_input(source, 0, modalities=modalities, member=member)], vars_=vars_)
+
+
+def _parts(side: Joined, *, matrix: bool) -> Mapping[str, Any]:
+    """Return the matrices or the columns of a side, by name."""
+    return side.inputs[0].tables if matrix else side.inputs[0].columns
 
 
 def _open_sources(
     collection: DatasetCollection, labels: list[str], vars_: dict[str, Any]
-) -> tuple[dict[str, _Side], list[str]]:
+) -> tuple[dict[str, Joined], list[str]]:
     parameters: dict[str, dict[str, Any]] = {}
     for write in collection.manifest["writes"]:
         for source in write["sources"]:
             parameters.setdefault(source["src_path"], write["parameters"])
-    opened: dict[str, _Side] = {}
+    opened: dict[str, Joined] = {}
     problems: list[str] = []
     for label in labels:
         mine = parameters.get(label, {})
@@ -131,7 +120,7 @@ def _open_sources(
             problems.append(f"{label} {what}: its rows cannot be compared")
             continue
         try:
-            opened[label] = _side(label, vars_, mine)
+            opened[label] = _side(label, vars_, modalities=mine.get("modalities") or ())
         except RankwiseError as error:
             away = not Path(label).is_absolute() and not Path(label).exists() and "://" not in label
             hint = " (src_path is relative to the folder of the original call: run this there)" * away
@@ -139,45 +128,42 @@ def _open_sources(
     return opened, problems
 
 
-def _missing_rows(sources: dict[str, _Side], origins: list[_Origin]) -> list[str]:
+def _missing_rows(sources: dict[str, Joined], origins: list[_Origin]) -> list[str]:
     problems = []
     for label, side in sources.items():
         seen = np.concatenate([origin.rows[origin.of(label)] for origin in origins])
-        lost = side.held.num_rows - len(np.unique(seen[seen < side.held.num_rows]))
-        if lost or (seen >= side.held.num_rows).any():
-            problems.append(f"{label} has {side.held.num_rows} rows, but {lost} of them are not in the collection")
+        lost = side.num_rows - len(np.unique(seen[seen < side.num_rows]))
+        if lost or (seen >= side.num_rows).any():
+            problems.append(f"{label} has {side.num_rows} rows, but {lost} of them are not in the collection")
     return problems
 
 
-def _compare(name: str, datasets: list[_Side], origins: list[_Origin], sources: dict[str, _Side]) -> list[str]:
+def _compare(
+    name: str, datasets: list[Joined], origins: list[_Origin], sources: dict[str, Joined], *, matrix: bool
+) -> list[str]:
     """Compare one matrix or column."""
     problems: list[str] = []
-    matrix = any(name in side.held.tables for side in datasets)
-    sides = [] if matrix else [*datasets, *sources.values()]
-    text = any(side.held.columns[name].kind in {"text", "category"} for side in sides if side.has(name, matrix=False))
-    wanted = {
-        label: side.matrix(name) if matrix else side.column(name, text=text)
-        for label, side in sources.items()
-        if side.has(name, matrix=matrix)
-    }
+    held = [parts[name] for side in (*datasets, *sources.values()) if name in (parts := _parts(side, matrix=matrix))]
+    text = not matrix and any(part.kind in {"text", "category"} for part in held)
+
+    def digests(side: Joined) -> WordArray:
+        return _matrix_digests(side, name) if matrix else _column_digests(side, name, text=text)
+
+    wanted = {label: digests(side) for label, side in sources.items() if name in _parts(side, matrix=matrix)}
     for side, origin in zip(datasets, origins, strict=True):
-        if not side.has(name, matrix=matrix):  # an addition lacks it; that was logged when it was written
+        if name not in _parts(side, matrix=matrix):  # an addition lacks it; that was logged when it was written
             continue
-        found = side.matrix(name) if matrix else side.column(name, text=text)
+        found = digests(side)
         for label, words in wanted.items():
             mine = origin.of(label)
             mine = mine[origin.rows[mine] < len(words)]
             odd = mine[found[mine] != words[origin.rows[mine]]]
             if len(odd):
                 problems.append(
-                    f"{name} of {len(odd)} rows of {side.name} differs from {label}, such as row {odd[0]}, which "
-                    f"should be row {origin.rows[odd[0]]} there"
+                    f"{name} of {len(odd)} rows of {side.inputs[0].label} differs from {label}, such as row {odd[0]}, "
+                    f"which should be row {origin.rows[odd[0]]} there"
                 )
     return problems
-
-
-def _steps(num_rows: int, step: int) -> list[tuple[int, int]]:
-    return [(start, min(start + step, num_rows)) for start in range(0, max(1, num_rows), step)]
 
 
 _NOTHING = np.uint64(0x6E6F7468696E6721)  # word for a missing value
@@ -211,9 +197,9 @@ def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -
 def digest_column(values: Any, column: Any, *, text: bool) -> WordArray:
     """Return a digest of each row; with `text` converted first: for categories, and if the other side has text."""
     if text:
-        held = values if isinstance(values, Text) else as_text(values, column)
-        words = hash_names(held)
-        words[held.lengths < 0] = _NOTHING
+        texts = as_text(values, column)
+        words = hash_names(texts)
+        words[[text is None for text in texts]] = _NOTHING
         return words
     if values.dtype.names:
         words = _words(values["value"])

@@ -12,10 +12,10 @@ import numpy as np
 
 from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
 from rankwise.data.rows.loader.requests import MemoryRows, RowsReader, StoredRows
-from rankwise.data.rows.matrices import RowPointers, StoredDense, StoredMatrix, StoredSparse, open_matrix
+from rankwise.data.rows.matrices import StoredDense, StoredMatrix, StoredSparse, open_matrix
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
-from rankwise.errors import ConfigError, DataError
+from rankwise.errors import ConfigError
 
 __all__ = ["AddedDatasets", "Kind", "check_table", "iter_groups", "kind_of", "load_group"]
 
@@ -72,21 +72,14 @@ def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
         DataError: it is damaged, or has a dtype that cannot be read.
     """
     if not hasattr(dataset, "group"):
-        return StoredDense(array=reader.adopt(dataset))
+        return StoredDense.of(reader.adopt(dataset))
     group = dataset.group
-    data, indices, indptr = (reader.adopt(group[name]) for name in ("data", "indices", "indptr"))
-    place = data.place.rpartition("/")[0]
+    names = [name for name in ("data", "indices", "indptr", "row_nnz") if name in group]
+    arrays = {name: reader.adopt(group[name]) for name in names}
+    place = arrays["data"].place.rpartition("/")[0]
     if "://" not in place:  # a folder: everything about it is read from there
         return open_matrix(place, reader)
-    lengths = reader.adopt(group["row_nnz"]) if "row_nnz" in group else None
-    num_cols = int(dataset.shape[1])
-    pointers = RowPointers(indptr, data.shape[0], reader, lengths=lengths, num_cols=num_cols)
-    if pointers.num_rows != dataset.shape[0]:
-        raise DataError(
-            f"{indptr.place} needs {dataset.shape[0] + 1} row pointers, one more than rows; it has "
-            f"{pointers.num_rows + 1}: copy or write the matrix again"
-        )
-    return StoredSparse(place=place, num_cols=num_cols, data=data, indices=indices, pointers=pointers)
+    return StoredSparse.of(place, tuple(map(int, dataset.shape)), arrays, reader)
 
 
 _STORED: tuple[Kind, ...] = ("backed sparse", "backed dense")

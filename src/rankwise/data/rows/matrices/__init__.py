@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from rankwise.data.rows.matrices.damage import Finished, checked_reports, finished_plain, row_errors
-from rankwise.data.rows.matrices.in_memory import MemoryMatrix, gather_rows
-from rankwise.data.rows.matrices.on_disk import StoredDense, StoredMatrix, StoredSparse, open_matrix
+from rankwise.data.rows.matrices.matrix import (
+    MemoryMatrix,
+    StoredDense,
+    StoredMatrix,
+    StoredSparse,
+    gather_rows,
+    open_matrix,
+)
 from rankwise.data.rows.matrices.pointers import RowPointers
 from rankwise.data.rows.matrices.stacks import (
     DenseStack,

@@ -11,8 +11,7 @@ from typing import cast
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
-from rankwise.data.rows.matrices.in_memory import MemoryMatrix, gather_rows
-from rankwise.data.rows.matrices.on_disk import StoredDense, StoredMatrix, StoredSparse
+from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredDense, StoredMatrix, StoredSparse, gather_rows
 from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
 from rankwise.data.store.boxes import check_conversion, converted
 from rankwise.data.store.execution import warn_lossy_conversion
@@ -104,12 +103,13 @@ class MatrixStack(ABC):
         self.row_bytes = sum(matrix.row_bytes * matrix.num_rows for matrix in matrices) / max(1, self.num_rows)
 
     @abstractmethod
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader, *, dense: bool = False) -> MatrixPlan:
         """Return the plan for reading rows.
 
         Args:
             rows: int64[n], rows of the stack in any order, duplicates allowed.
             reader: reads them.
+            dense: whether CSR rows will become dense ones; see `MatrixPlan.to_spread`.
 
         Raises:
             IndexError: there is no such row.
@@ -179,7 +179,8 @@ class SparseStack(MatrixStack):
     matrices: tuple[StoredSparse, ...]
 
     def __init__(self, matrices: Sequence[StoredSparse], dtype: DType, *, side_by_side: bool = False) -> None:
-        num_cols = sum(matrix.num_cols for matrix in matrices) if side_by_side else matrices[0].num_cols
+        widths = [matrix.shape[1] for matrix in matrices]
+        num_cols = sum(widths) if side_by_side else widths[0]
         super().__init__(matrices, FieldSpec(shape=(num_cols,), dtype=dtype, ragged=True))
         short = all(np.can_cast(matrix.indices.dtype, np.uint16) for matrix in matrices)
         self._column_dtype: DType = np.dtype(np.uint16) if short else self.spec.index_dtype
@@ -187,12 +188,12 @@ class SparseStack(MatrixStack):
         self._indices = tuple(matrix.indices for matrix in matrices)
         self._one_grid = all(matrix.data.chunks == matrix.indices.chunks for matrix in matrices)
 
-    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
-        """Return the plan for reading rows; see `MatrixStack.plan`, and for `to_spread` `MatrixPlan`."""
+    def plan(self, rows: IntArray, reader: BoxReader, *, dense: bool = False) -> MatrixPlan:
+        """Return the plan for reading rows; see `MatrixStack.plan`."""
         which, local = self.find(rows)
         begin, lengths, lost = self._spans(which, local)
         dtype, index_dtype = self.spec.dtype, self.spec.index_dtype
-        to_spread = to_spread and reader.spreads(self._data, dtype) and index_dtype == np.int32
+        to_spread = dense and reader.spreads(self._data, dtype) and index_dtype == np.int32
         if to_spread:
             index_dtype = self._column_dtype
         order = None
@@ -229,8 +230,9 @@ class DenseStack(MatrixStack):
         self._pad: Pad | None = "fill" if len(shapes) > 1 else None
         super().__init__(matrices, FieldSpec(shape=max(shapes), dtype=dtype))
 
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader, *, dense: bool = False) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
+        del dense  # they are
         which, local = self.find(rows)
         boxes: tuple[BoxPlan, ...] = ()
         if math.prod(self.spec.shape):
@@ -266,7 +268,7 @@ class MemoryStack(MatrixStack):
             )
 
     def plan(self, rows: IntArray, reader: BoxReader, *, dense: bool = False) -> MatrixPlan:
-        """Return the plan for reading rows, sparse ones with `dense` as dense ones; see `MatrixStack.plan`."""
+        """Return the plan for reading rows; see `MatrixStack.plan`."""
         del reader  # nothing is decoded
         which, local = self.find(rows)
         if dense or not self.spec.ragged:

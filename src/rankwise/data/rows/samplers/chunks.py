@@ -22,7 +22,13 @@ from rankwise.data.rows.passes import (
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["ChunkSampler", "RandomSampler", "SequentialSampler", "make_requests"]
+__all__ = ["ChunkSampler", "RandomSampler", "SequentialSampler", "check_count", "make_requests"]
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse a number that is no integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +41,7 @@ class RequestSizes:
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "preload_nchunks", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+            check_count(name, getattr(self, name))
         rows, batch = self.request_rows, self.batch_size
         product = f"{self.chunk_size} * {self.preload_nchunks} = {rows}"
         if batch > rows:
@@ -88,8 +92,6 @@ class ChunkSampler(Sampler):
 
     handles_workers = True
 
-    _num_samples: int | None = None  # rows of a pass; None = all rows of the mask
-
     def __init__(
         self,
         chunk_size: int,
@@ -98,9 +100,10 @@ class ChunkSampler(Sampler):
         *,
         drop_last: bool = False,
         mask: slice | None = None,
+        num_samples: int | None = None,
     ) -> None:
         self._sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
-        self._drop_last = drop_last
+        self._drop_last, self._num_samples = drop_last, num_samples
         self._mask = check_mask(slice(0, None) if mask is None else mask)
 
     @property
@@ -209,11 +212,12 @@ class RandomSampler(ChunkSampler):
         mask: slice | None = None,
         rng: Rng = None,
     ) -> None:
-        super().__init__(chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask)
-        if num_samples is not None and num_samples < 1:
-            raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
-        self._rng, self._is_seeded = make_generator(rng), rng is not None
-        self._replacement, self._num_samples = replacement, num_samples
+        if num_samples is not None:
+            check_count("num_samples", num_samples)
+        super().__init__(
+            chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask, num_samples=num_samples
+        )
+        self._rng, self._is_seeded, self._replacement = make_generator(rng), rng is not None, replacement
 
     @property
     def shuffle(self) -> bool:

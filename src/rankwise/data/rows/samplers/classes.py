@@ -19,7 +19,7 @@ from rankwise.data.rows.passes import (
     make_generator,
     mask_bounds,
 )
-from rankwise.data.rows.samplers.chunks import ChunkSampler, make_requests
+from rankwise.data.rows.samplers.chunks import ChunkSampler, check_count, make_requests
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
@@ -211,10 +211,10 @@ class ClassSampler(ChunkSampler):
         drop_last: bool = False,
         rng: Rng = None,
     ) -> None:
-        super().__init__(chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask)
-        if num_samples < 1:
-            raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
-        self._num_samples = num_samples
+        check_count("num_samples", num_samples)
+        super().__init__(
+            chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask, num_samples=num_samples
+        )
         self._codes = check_classes(classes)
         self._names = classes.categories
         self._weights = check_weights(class_weights, classes)

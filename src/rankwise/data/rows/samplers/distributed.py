@@ -79,6 +79,10 @@ class DistributedSampler(Sampler):
         enforce_equal_batches: the same number of batches on every rank, all full. False = all rows in every epoch;
             sizes of parts, and numbers of batches, then differ by at most one.
 
+    Attributes:
+        rank: this rank.
+        world_size: number of ranks.
+
     Raises:
         ConfigError: `dist_info` is anything else. In a pass: a rank would have no row, no full batch,
             or no class that can be drawn.
@@ -88,7 +92,7 @@ class DistributedSampler(Sampler):
     handles_workers = True
 
     def __init__(self, sampler: Sampler, *, dist_info: DistInfo, enforce_equal_batches: bool = True) -> None:
-        self._rank, self._world_size = find_rank(dist_info)
+        self.rank, self.world_size = find_rank(dist_info)
         self._equal = enforce_equal_batches
         self._sampler = lone_copy(sampler)
         self._mask, self._epoch = self._sampler.mask, self._sampler.epoch
@@ -106,16 +110,6 @@ class DistributedSampler(Sampler):
         self._is_seeded = value is not None
         self._derive()
         self._restart()
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._world_size
 
     @property
     def has_equal_batches(self) -> bool:
@@ -147,17 +141,17 @@ class DistributedSampler(Sampler):
         """
         self._part(n_obs, is_odd=False)
         if isinstance(self._sampler, RandomSampler):
-            parts = [self._part(n_obs, is_odd=False, rank=rank) for rank in range(self._world_size)]
+            parts = [self._part(n_obs, is_odd=False, rank=rank) for rank in range(self.world_size)]
             probe = copy.copy(self._sampler)
             probe.restrict(min(parts, key=lambda part: part.stop - part.start))
             probe.validate(n_obs)
         if isinstance(self._sampler, ClassSampler):
             self._sampler.validate(n_obs)
-            for rank, is_odd in itertools.product(range(self._world_size), (False, True)):
+            for rank, is_odd in itertools.product(range(self.world_size), (False, True)):
                 part = self._part(n_obs, is_odd=is_odd, rank=rank)
                 if not self._sampler.can_draw(part):
                     raise ConfigError(
-                        f"rank {rank} of {self._world_size} has the rows {part.start} to {part.stop - 1}, of which no "
+                        f"rank {rank} of {self.world_size} has the rows {part.start} to {part.stop - 1}, of which no "
                         "class has a positive weight: spread classes over all parts of the data (write the collection "
                         "with groupby=, in more datasets than ranks), use fewer ranks, or other weights"
                     )
@@ -168,7 +162,7 @@ class DistributedSampler(Sampler):
         if of_copy is None:
             return None
         mask: list[JSON] = [self._mask.start or 0, self._mask.stop]  # the copy's is this rank's part, which changes
-        return {**of_copy, "mask": mask, "ranks": self._world_size, "enforce_equal_batches": self._equal}
+        return {**of_copy, "mask": mask, "ranks": self.world_size, "enforce_equal_batches": self._equal}
 
     def pass_seed(self) -> int | None:
         """Return the seed from which the ranks derive theirs; None without a generator."""
@@ -199,26 +193,26 @@ class DistributedSampler(Sampler):
 
     def _take_seed(self, seed: int) -> None:
         self._shared_seed = seed
-        self._sampler.rng = np.random.default_rng([self._rank, seed])
+        self._sampler.rng = np.random.default_rng([self.rank, seed])
 
     def _part(self, n_obs: int, *, is_odd: bool, rank: int | None = None) -> slice:
-        rank = self._rank if rank is None else rank
+        rank = self.rank if rank is None else rank
         start, stop = mask_bounds(self._mask, n_obs)
         size = stop - start
-        if size < self._world_size and not self._equal:  # the same on every rank
+        if size < self.world_size and not self._equal:  # the same on every rank
             raise ConfigError(
-                f"{self._world_size} ranks share {size} rows, so some have none: use fewer ranks, or a larger mask"
+                f"{self.world_size} ranks share {size} rows, so some have none: use fewer ranks, or a larger mask"
             )
-        first = start + size * rank // self._world_size
-        end = start + size * (rank + 1) // self._world_size
+        first = start + size * rank // self.world_size
+        end = start + size * (rank + 1) // self.world_size
         if self._equal:
             batch_size = self._sampler.batch_size
             if batch_size is None:
                 raise ConfigError("equal batches need the sampler's batch_size, or enforce_equal_batches=False")
-            rows = size // self._world_size // batch_size * batch_size
+            rows = size // self.world_size // batch_size * batch_size
             if rows == 0:
                 raise ConfigError(
-                    f"{self._world_size} ranks share {size} rows, {size // self._world_size} for each, which is less "
+                    f"{self.world_size} ranks share {size} rows, {size // self.world_size} for each, which is less "
                     f"than batch_size ({batch_size}): no rank would have a batch. Use a smaller batch_size, fewer "
                     "ranks, a larger mask, or enforce_equal_batches=False"
                 )

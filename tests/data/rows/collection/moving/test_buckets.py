@@ -6,7 +6,7 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.rows.collection.buckets import Buckets, Field, Text, append_record, scan_records
+from rankwise.data.rows.collection.buckets import Buckets, Field, append_record, scan_records
 from rankwise.testing.stores.small_rows import random_csr
 
 TEXTS = st.lists(st.none() | st.text(max_size=9), max_size=20)
@@ -15,10 +15,10 @@ TEXTS = st.lists(st.none() | st.text(max_size=9), max_size=20)
 @given(TEXTS, st.randoms(use_true_random=False))
 def test_texts_come_back(texts, random):
     """Packed texts are what they were, missing and empty ones told apart, in any order."""
-    held = Text.of(np.array(texts, dtype=object))
-    assert held.objects().tolist() == texts
-    rows = [random.randrange(len(texts)) for _ in range(12)] if texts else []
-    assert held.take(np.array(rows, dtype=np.int64)).objects().tolist() == [texts[row] for row in rows]
+    field = Field(name="name", kind="text")
+    rows = np.array(random.sample(range(len(texts)), len(texts)), dtype=np.int64)
+    [parts] = field.pack(np.array(texts, dtype=object), rows, [(0, len(texts))])
+    assert field.unpack(parts, np.argsort(rows)).tolist() == texts
 
 
 def test_half_a_record_is_none(tmp_path):
@@ -53,7 +53,7 @@ def test_rows_leave_in_the_order_of_their_places(tmp_path, seed):
     buckets = {piece: Buckets(tmp_path, edges, FIELDS, piece, lambda p, n: counts[n] == p) for piece in "ab"}
     for block, piece in [(0, "b"), (4, "a"), *counts.items()]:
         part = slice(block * 10, block * 10 + 10)
-        buckets[piece].add(block, places[part], (rows[part], image[part], Text.of(names[part])))
+        buckets[piece].add(block, places[part], (rows[part], image[part], names[part]))
     order = np.argsort(places)
     for number, (start, stop) in enumerate([(0, 9), (9, 30), (30, 50)]):
         held, mine = buckets["a"].open(number), order[start:stop]
@@ -62,6 +62,14 @@ def test_rows_leave_in_the_order_of_their_places(tmp_path, seed):
         np.testing.assert_array_equal(held.rows(0).toarray(), rows[mine].toarray())
         np.testing.assert_array_equal(held.lengths(0), np.diff(rows[mine].indptr))
         np.testing.assert_array_equal(held.rows(1), image[mine])
-        assert held.rows(2).objects().tolist() == names[mine].tolist()
+        assert held.rows(2).tolist() == names[mine].tolist()
     buckets["b"].drop(range(3))
     assert len(buckets["a"].open(1).places) == 0
+
+
+def test_a_block_without_rows_is_done(tmp_path):
+    """Elements of rows that are not wanted may leave a portion empty: nothing is written, and its mark is given."""
+    buckets = Buckets(tmp_path, np.array([0, 5]), FIELDS[1:2], "a", lambda *_: True)
+    none = np.empty(0, dtype=np.int64)
+    assert buckets.add(0, none, (np.empty((0, 2, 3), dtype="u1"),)) == "a"
+    assert len(buckets.open(0).places) == 0

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.collection.buckets import Field, Text
+from rankwise.data.rows.collection.buckets import Field, as_texts, packed_texts
 from rankwise.data.rows.datasets import check_files, load_anndata
 from rankwise.errors import DataError
 
@@ -53,14 +53,14 @@ class Column:
         return np.dtype(np.int64) if isinstance(self.values, range) else np.dtype(self.values.dtype)
 
     def block(self, start: int, stop: int) -> Any:
-        """Read rows `start` to `stop`: numbers, a structured array (see `masked`), codes of categories, or a `Text`."""
+        """Read rows `start` to `stop`: numbers, a structured array (see `masked`), codes of categories, or texts."""
         try:
             if self.rows is None:
                 return self._slice(start, stop)
             wanted = self.rows[start:stop]
             first, last = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
             whole = self._slice(first, last)
-            return whole.take(wanted - first) if isinstance(whole, Text) else whole[wanted - first]
+            return whole[wanted - first]
         except Exception as error:  # any error of a file format
             raise DataError(
                 f"{self.label}: rows {start} to {stop} of obs column {self.name!r} cannot be read: {error}"
@@ -73,7 +73,7 @@ class Column:
             texts = np.array(held[start:stop], dtype=object)
             if missing is not None:
                 texts[missing] = None
-            return Text.of(texts)
+            return as_texts(texts)
         values: NDArray = np.asarray(self.values[start:stop])
         if self.kind == "masked":
             made = np.empty(len(values), dtype=masked(values.dtype))
@@ -108,7 +108,7 @@ class UnitedColumn:
         return self.field.name
 
     def block(self, number: int, start: int, stop: int) -> Any:
-        """Read rows of one input in the form in which they are moved: an array, or a `Text`."""
+        """Read rows of one input in the form in which they are moved."""
         part = self.parts[number]
         if part is None:
             return self._missing(stop - start)
@@ -118,7 +118,7 @@ class UnitedColumn:
             assert table is not None
             return table[values].astype(self.field.dtype)  # index -1 selects the last entry, which is -1
         if self.kind == "text":
-            return values if isinstance(values, Text) else as_text(values, part)
+            return as_text(values, part)
         dtype, nullable = self.field.dtype, bool(values.dtype.names)
         if self.kind == "masked":
             made = np.zeros(len(values), dtype=dtype)
@@ -138,16 +138,15 @@ class UnitedColumn:
         if self.kind == "category":
             return pd.Categorical.from_codes(values, categories=self.categories, ordered=self.ordered)
         if self.kind == "text":
-            texts = values.objects()
-            return pd.array(texts, dtype="string") if (values.lengths < 0).any() else texts
+            return pd.array(values, dtype="string") if pd.isna(values).any() else values
         if self.kind == "masked":
             made = (pd.arrays.BooleanArray, pd.arrays.IntegerArray)[values["value"].dtype.kind in "iu"]
             return made(values["value"].copy(), values["missing"].copy())
         return values
 
-    def _missing(self, count: int) -> NDArray | Text:
+    def _missing(self, count: int) -> NDArray:
         if self.kind == "text":
-            return Text(np.full(count, -1, dtype=np.int32), np.empty(0, dtype=np.uint8))
+            return np.full(count, None, dtype=object)
         if self.kind == "category":
             return np.full(count, -1, dtype=self.field.dtype)
         if self.kind == "masked":
@@ -195,21 +194,23 @@ def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
     sizes = []
     for part in held:
         sample: Any = part.block(0, min(_SAMPLE, part.num_rows)) if part.kind == "text" else ()
-        sizes.append(len(sample.data) / len(sample) if len(sample) else 16.0)
+        sizes.append(len(packed_texts(sample)[1]) / len(sample) if len(sample) else 16.0)
     row_bytes = _OBJECT_BYTES + max(sizes)
     return UnitedColumn(field=Field(name=name, kind="text", row_bytes=row_bytes), kind="text", parts=tuple(parts))
 
 
-def as_text(values: NDArray, part: Column) -> Text:
-    """Convert rows of a column that is not text to text."""
+def as_text(values: NDArray, part: Column) -> NDArray:
+    """Return rows of a column as texts; see `as_texts`."""
+    if part.kind == "text":
+        return values
     if part.kind == "category":
         names = [*part.categories.tolist(), None]  # index -1 selects the last one
-        return Text.of([names[code] for code in values.tolist()])
+        return as_texts([names[code] for code in values.tolist()])
     if part.kind == "masked":
         texts = values["value"].astype(object)
         texts[values["missing"]] = None
-        return Text.of(texts)
-    return Text.of(values.astype(object))
+        return as_texts(texts)
+    return as_texts(values.astype(object))
 
 
 def columns_of_frame(frame: Any, label: str) -> tuple[Column, dict[str, Column]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.rows.collection.buckets import Text
+from rankwise.data.rows.collection.buckets import packed_texts
 from rankwise.data.rows.collection.inputs.columns import Column, columns_of_frame, open_columns
 from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, table_of
 from rankwise.data.rows.collection.places import hash_names
@@ -97,10 +97,10 @@ def _spans(total: int, length: int) -> list[tuple[int, int]]:
 def _add(digest: Any, name: str, parts: Iterable[Any]) -> None:
     digest.update(name.encode())
     for part in parts:
-        if isinstance(part, Text):
-            arrays = [part.lengths, part.data]
+        if hasattr(part, "indptr"):
+            arrays = [part.data, part.indices, part.indptr]
         else:
-            arrays = [part.data, part.indices, part.indptr] if hasattr(part, "indptr") else [part]
+            arrays = [*packed_texts(part)] if part.dtype == object else [part]
         for array in arrays:
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())

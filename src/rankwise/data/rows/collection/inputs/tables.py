@@ -188,6 +188,7 @@ class RowsOfColumns:
         self, table: Table, folder: Path, block_rows: int, piece: str, accepts: Callable[[str, int], bool]
     ) -> None:
         assert isinstance(table.held, Columnwise)
+        self.folder = folder
         self._held, self._table, self._block_rows = table.held, table, block_rows
         edges = np.append(np.arange(0, max(1, table.shape[0]), block_rows, dtype=np.int64), table.shape[0])
         fields = (
@@ -201,15 +202,14 @@ class RowsOfColumns:
             self._goes = np.full(table.held.shape[0], -1, dtype=np.int64)
             self._goes[table.rows] = np.arange(len(table.rows))
 
-    def spill(self, portion: int, start: int, stop: int) -> None:
-        """Move elements to the files of their rows."""
+    def spill(self, portion: int, start: int, stop: int) -> str:
+        """Move elements to the files of their rows; return the piece, see `Buckets.add`."""
         rows, columns, values = self._held.elements(start, stop)
         if self._goes is not None:
             rows = self._goes[rows]
             kept = rows >= 0
             rows, columns, values = rows[kept], columns[kept], values[kept]
-        if len(rows):
-            self._buckets.add(portion, rows, (columns, values))
+        return self._buckets.add(portion, rows, (columns, values))
 
     def block(self, start: int, stop: int) -> Any:
         """Return a block of rows as a CSR matrix; its columns are sorted if the input's elements were read in order."""
