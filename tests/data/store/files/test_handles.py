@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -71,3 +74,25 @@ def test_the_limit_leaves_room():
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert 16 <= file_limit() <= max(16, soft // 2)
+
+
+def test_readers_share_the_limit_of_the_process(tmp_path):
+    """Several readers may together reach the limit of open files: files that nobody reads are closed, not refused."""
+    script = textwrap.dedent("""
+        import os, resource, sys
+        from rankwise.data.store.files import HandleCache
+
+        paths = [os.path.join(sys.argv[1], str(number)) for number in range(60)]
+        for path in paths:
+            open(path, "x").close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        caches = [HandleCache(50) for _ in range(3)]
+        for cache in caches * 2:
+            for path in paths:
+                assert os.fstat(cache.get(path).fd).st_size == 0
+        assert 1 <= min(map(len, caches))  # those that are closed are the least recently used ones
+        kept = [cache.get(path) for cache in caches[:1] for path in paths[:20]]
+        assert len({handle.fd for handle in kept}) == 20
+    """)
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

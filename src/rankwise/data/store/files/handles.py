@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 
@@ -84,7 +86,9 @@ class OpenFile:
 class HandleCache:
     """Opens files once and keeps the last `capacity` of them open; thread-safe.
 
-    A file that leaves the cache stays open until reads in progress are done.
+    A file that leaves the cache stays open until reads in progress are done. If the process may not open another file,
+    every cache of it closes half of its files and keeps no more than the rest from then on: the readers of a process
+    share its limit, and none of them knows how many others follow.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -94,6 +98,8 @@ class HandleCache:
         # A thread that opens a file holds the door of its path; a second thread waits, so no file is opened twice.
         self._doors = tuple(threading.Lock() for _ in range(_NUM_DOORS))
         self.num_opened = 0
+        with _CACHES_LOCK:
+            _CACHES.add(self)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -110,7 +116,7 @@ class HandleCache:
             with self._doors[hash(path) % _NUM_DOORS]:
                 handle = self._known(path)  # the previous holder of the door may have opened it
                 if handle is None:
-                    handle = OpenFile(path)  # without the lock: on a network file system this can take long
+                    handle = _opened(path)  # without the lock: on a network file system this can take long
                     with self._lock:
                         self.num_opened += 1
                         self._open[path] = handle
@@ -130,10 +136,34 @@ class HandleCache:
         with self._lock:
             self._open.pop(path, None)
 
+    def halve(self) -> None:
+        """Close half of the files, the least recently used ones, and keep no more than the others open from now on."""
+        with self._lock:
+            self.capacity = max(1, min(self.capacity, len(self._open)) // 2)
+            while len(self._open) > self.capacity:
+                self._open.popitem(last=False)
+
     def close(self) -> None:
         """Close files that are not being read."""
         with self._lock:
             self._open.clear()
+
+
+_CACHES: weakref.WeakSet[HandleCache] = weakref.WeakSet()  # of this process
+_CACHES_LOCK = threading.Lock()  # guards the set; no other lock is taken under it
+
+
+def _opened(path: str) -> OpenFile:
+    try:
+        return OpenFile(path)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    with _CACHES_LOCK:
+        caches = list(_CACHES)
+    for cache in caches:
+        cache.halve()
+    return OpenFile(path)
 
 
 _LOG = logging.getLogger(__name__)
