@@ -1,19 +1,17 @@
-"""An LRU cache of decoded chunks, limited in bytes; and the keys of chunks."""
+"""An LRU cache of decoded chunks, limited in bytes."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from numbers import Real
 
 from rankwise._process.forks import renew_in_children
-from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.contract import NDArray
 from rankwise.errors import ConfigError
 
-__all__ = ["DEFAULT_CACHE_BYTES", "ArrayNumbers", "ChunkCache", "chunk_keys"]
+__all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache"]
 
 DEFAULT_CACHE_BYTES = 256 * 2**20
 
@@ -93,36 +91,3 @@ class ChunkCache:
             while self._kept_bytes > self.capacity_bytes:
                 _, oldest = self._kept.popitem(last=False)
                 self._kept_bytes -= oldest.nbytes
-
-
-_MOST_ARRAYS = 2**17
-_numbers = itertools.count()  # never reused, so an old cache entry is never taken for a new array
-
-
-def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
-    """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly."""
-    return list(map((serial << 64).__or__, numbers.tolist()))
-
-
-class ArrayNumbers:
-    """Remembers the numbers of the most recently used arrays; thread-safe."""
-
-    def __init__(self, most: int = _MOST_ARRAYS) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], int] = OrderedDict()
-
-    def of(self, array: ArrayMeta) -> int:
-        """Return the number of an array; equal for equal places and metadata while it is remembered."""
-        value = (array.place, array.fingerprint)
-        with self._lock:
-            serial = self._known.pop(value, None)
-            self._known[value] = next(_numbers) if serial is None else serial
-            if len(self._known) > self._most:
-                self._known.popitem(last=False)
-            return self._known[value]
-
-    def clear(self) -> None:
-        """Give every array a new number from now on."""
-        with self._lock:
-            self._known.clear()

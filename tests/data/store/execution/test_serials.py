@@ -5,8 +5,17 @@ from dataclasses import replace
 import pytest
 import zarr
 
-from rankwise.data.store import read_meta
-from rankwise.data.store.cache import ArrayNumbers
+from rankwise.data.store import ChunkCache, read_meta
+from rankwise.data.store.execution import plan_cache
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(plan_cache, "_MOST_ARRAYS", 8)
+
+
+def made():
+    return plan_cache.PlanCache(ChunkCache(0))
 
 
 @pytest.fixture
@@ -17,40 +26,40 @@ def meta(tmp_path):
 
 def test_equal_arrays_have_one_number(meta):
     """Metadata that were parsed twice are those of one array; another place or content is another."""
-    serials = ArrayNumbers()
-    first = serials.of(meta)
-    assert serials.of(replace(meta)) == first
-    assert serials.of(meta) == first
-    others = [serials.of(replace(meta, place="elsewhere")), serials.of(replace(meta, fingerprint="other"))]
+    serials = made()
+    first = serials.serial(meta)
+    assert serials.serial(replace(meta)) == first
+    assert serials.serial(meta) == first
+    others = [serials.serial(replace(meta, place="elsewhere")), serials.serial(replace(meta, fingerprint="other"))]
     assert len({first, *others}) == 3
 
 
 def test_no_number_comes_twice(meta):
     """After forgetting, and in another reader, what is kept under an old number is not found again."""
-    serials = ArrayNumbers()
-    seen = {serials.of(meta)}
+    serials = made()
+    seen = {serials.serial(meta)}
     for _ in range(3):
         serials.clear()
-        seen.add(serials.of(meta))
-    seen.add(ArrayNumbers().of(meta))
+        seen.add(serials.serial(meta))
+    seen.add(made().serial(meta))
     assert len(seen) == 5
 
 
-def test_memory_is_bounded(meta):
+def test_memory_is_bounded(meta, few):
     """Only the last arrays are remembered; one that was forgotten gets another number, the others keep theirs."""
-    serials = ArrayNumbers(most=8)
+    serials = made()
     metas = [replace(meta, place=str(number)) for number in range(20)]
-    numbers = [serials.of(each) for each in metas]
+    numbers = [serials.serial(each) for each in metas]
     assert len(set(numbers)) == 20
-    assert len(serials._known) == 8
-    assert [serials.of(each) for each in metas[-8:]] == numbers[-8:]
-    assert serials.of(metas[0]) not in numbers
+    assert serials._serial.cache_info().currsize == 8
+    assert [serials.serial(each) for each in metas[-8:]] == numbers[-8:]
+    assert serials.serial(metas[0]) not in numbers
 
 
-def test_an_array_in_use_is_not_forgotten(meta):
+def test_an_array_in_use_is_not_forgotten(meta, few):
     """Arrays that pass by do not push out the one that is asked for all the time."""
-    serials = ArrayNumbers(most=8)
-    first = serials.of(meta)
+    serials = made()
+    first = serials.serial(meta)
     for number in range(50):
-        serials.of(replace(meta, place=str(number)))
-        assert serials.of(meta) == first
+        serials.serial(replace(meta, place=str(number)))
+        assert serials.serial(meta) == first

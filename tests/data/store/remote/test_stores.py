@@ -152,23 +152,25 @@ def test_a_fork_in_the_middle_of_opening_a_store_is_told_as_well():
 
 
 def test_a_program_ends_that_opens_a_reader_after_its_main_thread():
-    """A thread of the program goes on alone: nobody would end the threads of a new reader, so it gets none."""
+    """A thread of the program goes on alone: nobody would end the threads of a new reader, so it reads nothing."""
     said = python(
         """
 import threading
-from rankwise.data.store.remote.workers import Workers
-first = Workers(1, on_end=lambda: None)
+from rankwise.data.store.remote import RemoteFiles, RemoteRange, TransferError
+RemoteFiles().read_document("memory://a/b")
 def later():
-    for thread in [threading.main_thread(), *threading.enumerate()]:
-        if thread.name in ("MainThread", "rankwise-remote-end"):
-            thread.join()
-    workers.append(Workers(1, on_end=lambda: None))
+    threading.main_thread().join()
+    files = RemoteFiles()
     try:
-        workers[0].submit(lambda: None)
+        files.fetch([RemoteRange(url="memory://a/b")])
     except RuntimeError as error:
         print(error, flush=True)
-workers = []
+    try:
+        files.read_document("memory://a/b")
+    except TransferError as error:
+        print(error, flush=True)
 threading.Thread(target=later).start()
 """
     )
-    assert said == "these workers are closed\n"
+    assert "after interpreter shutdown" in said
+    assert "not read, because its reader was closed" in said

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import types
+import threading
 
 import numpy as np
 import obstore
@@ -13,8 +13,17 @@ from zarr.codecs import GzipCodec
 from zarr.core.buffer import default_buffer_prototype
 
 from rankwise.data.store import BoxReader, BoxRequest, StoredNodes, read_meta
-from rankwise.data.store.remote import ObjectChangedError, RemoteFiles, TransferError, memory_store
+from rankwise.data.store.remote import (
+    ObjectChangedError,
+    RemoteFiles,
+    RemoteOptions,
+    RemoteStats,
+    TransferError,
+    memory_store,
+)
+from rankwise.data.store.remote.client import Client
 from rankwise.data.store.remote.zarr_view import ZarrView
+from rankwise.data.store.stats import Tally
 
 DATA = np.arange(7 * 9, dtype="i4").reshape(7, 9)
 PROTOTYPE = default_buffer_prototype()
@@ -122,20 +131,21 @@ def test_boxes_know_trouble_from_damage_on_this_way_too(written, proxy, files_at
     assert "the store refused the request: 403 Forbidden" in str(error.error)
 
 
-def test_a_read_that_was_cancelled_costs_no_thread():
+def test_a_read_that_was_cancelled_is_not_done():
     """Its task finds nobody to tell, and ends like any other."""
-    tasks, read = [], []
-    view = ZarrView("memory://cancelled", lambda: (None, types.SimpleNamespace(submit=tasks.append)))
+    client, gate, read = Client(RemoteOptions(concurrency=1), Tally(RemoteStats())), threading.Event(), []
+    view = ZarrView("memory://cancelled", lambda: client)
 
     async def cancelled():
-        reading = asyncio.create_task(view._on_worker(read.append))
+        client.submit(lambda _: gate.wait(20))
+        reading = asyncio.create_task(view._on_thread(read.append))
         await asyncio.sleep(0)  # it has asked by then
         reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await reading
+        gate.set()
         return reading.cancelled()
 
     assert asyncio.run(cancelled())
-    [task] = tasks
-    assert task() is None  # what it raised would end the thread
-    assert read == []
+    assert client.submit(lambda _: len(read)).result(20) == 0
+    client.close()

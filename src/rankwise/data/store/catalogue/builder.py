@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from rankwise.data.store.catalogue.lookup import Catalogue
 from rankwise.data.store.catalogue.recorder import RecordingNodes
-from rankwise.data.store.catalogue.table import RefRow, Table
+from rankwise.data.store.catalogue.table import Table
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
@@ -98,8 +98,9 @@ def build_catalogue(
     refs: dict[str, ImageRef] = {}  # an image found through two URIs counts once
     for _, ref in sorted(search.refs, key=itemgetter(0)):
         refs.setdefault(ref.place, ref)
-    rows = [_row(ref) for ref in refs.values()]
-    return Catalogue(Table.build([resolve_place(uri) for uri in uris], search.bad, search.nodes.found, rows))
+    return Catalogue(
+        Table.build([resolve_place(uri) for uri in uris], search.bad, search.nodes.found, list(refs.values()))
+    )
 
 
 def _run(
@@ -121,7 +122,3 @@ def _run(
         pending += len(locations) - 1
         if progress is not None:
             progress(len(search.refs), pending)
-
-
-def _row(ref: ImageRef) -> RefRow:
-    return RefRow(**{name: getattr(ref, name) for name in RefRow._fields})

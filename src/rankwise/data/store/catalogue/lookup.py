@@ -180,7 +180,7 @@ class Catalogue:
 
     @cached_property
     def _images(self) -> tuple[ImageRef, ...]:
-        return tuple(ImageRef(**row._asdict(), nodes=self) for row in self._table.refs)
+        return tuple(replace(ref, nodes=self) for ref in self._table.refs)
 
     @cached_property
     def _arrays(self) -> tuple[str, ...]:

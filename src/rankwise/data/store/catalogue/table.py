@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.store.ngff.discovery import ImageRef
 from rankwise.errors import DataError
 
-__all__ = ["Recorded", "RefRow", "Table", "pack_table", "unpack_table"]
+__all__ = ["Recorded", "Table", "pack_table", "unpack_table"]
 
 _MAGIC = b"rankwise catalogue\n"
 _VERSION = 1
+_REF = ("place", "kind", "name", "plate", "well", "field", "acquisition")  # what is stored of an `ImageRef`
 
 
 class Recorded(NamedTuple):
@@ -35,18 +37,6 @@ class Recorded(NamedTuple):
     document: str
     attributes: str | None
     stamps: tuple[int, int, int, int]
-
-
-class RefRow(NamedTuple):
-    """One recorded image: the facts of an `ImageRef`."""
-
-    place: str
-    kind: str
-    name: str
-    plate: str
-    well: str
-    field: str
-    acquisition: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,10 +63,10 @@ class Table:
     attributes: IntArray
     stamps: IntArray
     texts: list[str]
-    refs: list[RefRow]
+    refs: list[ImageRef]
 
     @classmethod
-    def build(cls, roots: list[str], bad: dict[str, str], nodes: dict[str, Recorded], refs: list[RefRow]) -> Table:
+    def build(cls, roots: list[str], bad: dict[str, str], nodes: dict[str, Recorded], refs: list[ImageRef]) -> Table:
         """Return the columns for recorded nodes and images."""
         texts: dict[str, int] = {}
 
@@ -105,7 +95,7 @@ def pack_table(table: Table) -> bytes:
         "places": table.places,
         "kinds": table.kinds,
         "texts": table.texts,
-        "refs": [list(column) for column in zip(*table.refs, strict=True)],
+        "refs": [[getattr(ref, name) for ref in table.refs] for name in _REF if table.refs],
     }
     head = json.dumps(words, separators=(",", ":")).encode()
     numbers = np.concatenate([table.documents, table.attributes, table.stamps.ravel()]).astype("<i8")
@@ -148,5 +138,5 @@ def _table(plain: bytes) -> Table:
         attributes=numbers[count : 2 * count],
         stamps=numbers[2 * count :].reshape(count, 4),
         texts=words["texts"],
-        refs=[RefRow(*row) for row in zip(*words["refs"], strict=True)],
+        refs=[ImageRef(**dict(zip(_REF, row, strict=True))) for row in zip(*words["refs"], strict=True)],
     )

@@ -51,7 +51,7 @@ class ReaderContext:
         self.counters = Tally(ReaderStats())
         self.remote = RemoteFiles(remote)
         self.plan_cache = PlanCache(cache, everything=keep == "all")
-        self.facts = FactsCache(self.remote, self.plan_cache.serials.of, most_files=max_indexes)
+        self.facts = FactsCache(self.remote, self.plan_cache.serial, most_files=max_indexes)
         self.handles = HandleCache(max_open_files)
         self.slow = SlowArrays(self.remote, adopted, self.facts.array_check)
         # One for each thread that works at the same time. Not thread-locals: `close` reaches the memory of all threads,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
-from rankwise.data.store.cache import ArrayNumbers, ChunkCache, chunk_keys
+from rankwise.data.store.cache import ChunkCache
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
 __all__ = ["PlanCache", "mostly_used"]
@@ -19,6 +22,8 @@ _WORTH = 0.15  # share of repeated touches above which every chunk is kept
 _SMOOTHING = 1 / 512  # of the running mean over touches
 _GHOSTS_PER_PLACE = 4
 _FEWEST_GHOSTS = 1024
+_MOST_ARRAYS = 2**17
+_numbers = itertools.count()  # never reused, so an old cache entry is never taken for a new array
 
 
 class PlanCache:
@@ -34,11 +39,12 @@ class PlanCache:
 
     Attributes:
         cache: the same.
-        serials: numbers of arrays.
     """
 
     def __init__(self, cache: ChunkCache, *, everything: bool = False) -> None:
-        self.cache, self.serials = cache, ArrayNumbers()
+        self.cache = cache
+        # Without a lock of ours: threads that ask together for a new array may get two numbers, and keep a chunk twice.
+        self._serial = lru_cache(_MOST_ARRAYS)(lambda _place, _fingerprint: next(_numbers))
         self._everything = everything
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
         self._met: dict[int, int] = {}  # decoded bytes of arrays, by their numbers
@@ -48,10 +54,18 @@ class PlanCache:
 
     def clear(self) -> None:
         """Begin with nothing touched. Arrays have other numbers: chunks of files replaced meanwhile are not found."""
-        self.serials.clear()
+        self._serial.cache_clear()
         with self._lock:
             self._ghosts.clear()
             self._met.clear()
+
+    def serial(self, array: ArrayMeta) -> int:
+        """Return the number of an array; equal for equal places and metadata while it is remembered."""
+        return self._serial(array.place, array.fingerprint)
+
+    def keys(self, array: ArrayMeta, numbers: IntArray) -> list[int]:
+        """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly."""
+        return list(map((self.serial(array) << 64).__or__, numbers.tolist()))
 
     def needed(self, plan: BoxPlan) -> BoolArray:
         """Return which chunks of a plan would now have to be read and decoded, bool[K]."""
@@ -59,7 +73,7 @@ class PlanCache:
         needed: BoolArray = chunks.offset >= 0
         for which in np.unique(chunks.array).tolist() if len(self.cache) else ():
             places = np.flatnonzero(chunks.array == which)
-            keys = chunk_keys(self.serials.of(plan.request.arrays[which]), chunks.number[places])
+            keys = self.keys(plan.request.arrays[which], chunks.number[places])
             needed[places[self.cache.holds(keys)]] = False
         return needed
 
@@ -79,16 +93,14 @@ class PlanCache:
             return held, kept
         arrays, array = plan.request.arrays, plan.chunks.array[chosen]
         there, numbers = plan.chunks.offset[chosen] >= 0, plan.chunks.number[chosen]
-        serials = {which: self.serials.of(arrays[which]) for which in np.unique(array).tolist()}
+        used = np.unique(array).tolist()
         spent = [False] * len(chosen)  # not worth keeping, because almost all of the chunk is used
-        if self._everything:
-            sizes = {serial: math.prod(arrays[k].shape) * arrays[k].dtype.itemsize for k, serial in serials.items()}
-            if self._outgrown(sizes):
-                spent = mostly_used(plan)[chosen].tolist()
+        if self._everything and self._outgrown([arrays[which] for which in used]):
+            spent = mostly_used(plan)[chosen].tolist()
         room = self.cache.capacity_bytes
-        for which, serial in serials.items():
+        for which in used:
             size, places = arrays[which].chunk_bytes, np.flatnonzero(there & (array == which))
-            keys = chunk_keys(serial, numbers[places])
+            keys = self.keys(arrays[which], numbers[places])
             num_held, absent = len(held), dict[int, int]()
             for at, key, values in zip(places.tolist(), keys, self.cache.peek(keys), strict=True):
                 if values is not None:
@@ -128,12 +140,13 @@ class PlanCache:
                 self._ghosts.popitem(last=False)
         return answers
 
-    def _outgrown(self, sizes: dict[int, int]) -> bool:
+    def _outgrown(self, arrays: Sequence[ArrayMeta]) -> bool:
         """Whether the arrays seen so far, these included, exceed the cache.
 
         An order that uses each row once returns to a used-up chunk only in the next epoch. By then it has been evicted,
         unless all arrays fit into the cache: keeping it has a cost and no benefit.
         """
+        sizes = {self.serial(array): math.prod(array.shape) * array.dtype.itemsize for array in arrays}
         with self._lock:
             self._met.update(sizes)
             return sum(self._met.values()) > self.cache.capacity_bytes

@@ -16,7 +16,6 @@ import numpy as np
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.adoption import AdoptedArrays
 from rankwise.data.store.boxes import converted
-from rankwise.data.store.cache import chunk_keys
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.plan_cache import PlanCache
 from rankwise.data.store.files import ArrayCheck, is_temporary, local_identity, retry_failed
@@ -173,14 +172,13 @@ class SlowChunks:
         """Return the values of a chunk, and whether they were in the cache."""
         table, plan_cache = self._plan.chunks, self._plan_cache
         meta = self._plan.request.arrays[int(table.array[chunk])]
-        serial = plan_cache.serials.of(meta)
-        (key,) = chunk_keys(serial, table.number[chunk : chunk + 1])
+        (key,) = plan_cache.keys(meta, table.number[chunk : chunk + 1])
         (held,) = plan_cache.cache.peek([key])
         if held is not None:
             return held, True
         coords = tuple(table.coords[chunk].tolist())
         # Two reads may decode the same chunk at once: waiting for each other would cost more than it saves.
-        values = self._decode_with_retries(serial, meta, coords)
+        values = self._decode_with_retries(plan_cache.serial(meta), meta, coords)
         facts = self._plan.files[int(table.file[chunk])]
         if not facts.is_remote and local_identity(facts.path) != facts.identity:
             # zarr-python may have opened another file than planned; it reads a missing one as fill values

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from rankwise.data.store.remote.client import Listing
 from rankwise.data.store.remote.files import RemoteFiles
 from rankwise.data.store.remote.options import RemoteOptions, RemoteStats, locate, understands_url
-from rankwise.data.store.remote.parts import Listing, RemoteRange
+from rankwise.data.store.remote.ranges import PendingReads, RemoteRange
 from rankwise.data.store.remote.requests import ObjectChangedError, Part, TransferError
 from rankwise.data.store.remote.stores import memory_store
-from rankwise.data.store.remote.workers import PendingReads
 
 __all__ = [
     "Listing",

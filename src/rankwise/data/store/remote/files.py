@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from rankwise.data.store.remote.client import Client
+from rankwise._process.forks import renew_in_children
+from rankwise.data.store.remote.client import Client, Listing
 from rankwise.data.store.remote.options import RemoteOptions, RemoteStats, locate
-from rankwise.data.store.remote.parts import (
-    Listing,
-    RemoteRange,
-    interleave,
-    join_ranges,
-    list_below,
-    read_head,
-    read_joined,
-    read_size,
-    read_tail,
-    read_whole,
-)
+from rankwise.data.store.remote.ranges import PendingReads, RemoteRange, interleave, join_ranges, read_joined
 from rankwise.data.store.remote.requests import Part
 from rankwise.data.store.remote.stores import load_obstore
-from rankwise.data.store.remote.workers import PendingReads, Workers
 from rankwise.data.store.stats import Tally
 from rankwise.errors import DataError
 
@@ -33,13 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["RemoteFiles"]
 
 T = TypeVar("T")
-
-
-class _Session(NamedTuple):
-    """The parts that closing releases and the next read recreates."""
-
-    client: Client
-    workers: Workers
 
 
 class RemoteFiles:
@@ -57,9 +40,14 @@ class RemoteFiles:
 
     def __init__(self, options: RemoteOptions | None = None) -> None:
         self.options = RemoteOptions() if options is None else options
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Start with nothing open and all counts zero; for processes that are forked while threads run."""
         self._counters = Tally(RemoteStats())
-        self._lock = threading.Lock()  # for the session; no thread waits for a store while holding it
-        self._session: _Session | None = None
+        self._lock = threading.Lock()  # for the client; no thread waits for a store while holding it
+        self._client: Client | None = None  # closing drops it; the next read makes another one
 
     @property
     def stats(self) -> RemoteStats:
@@ -68,32 +56,32 @@ class RemoteFiles:
 
     def read_document(self, url: str) -> bytes | None:
         """Return a whole object (a metadata document), None if there is none."""
-        part = read_whole(self._open().client, url)
+        part = self._open().read_whole(url)
         return None if part is None else bytes(part.data)
 
     def size(self, url: str) -> tuple[int, str | None] | None:
         """Return size and version of an object, None if there is none."""
-        part = read_size(self._open().client, url)
+        part = self._open().read_size(url)
         return None if part is None else (part.size, part.etag)
 
     def read_head(self, url: str, num_bytes: int) -> Part | None:
         """Return the first bytes of an object (fewer if it has fewer), its size and version; None if there is none."""
-        return read_head(self._open().client, url, num_bytes)
+        return self._open().read_head(url, num_bytes)
 
     def read_tail(self, url: str, num_bytes: int) -> Part | None:
         """Return the last bytes of an object (fewer if it has fewer), its size and version; None if there is none.
 
         One request; two on stores that cannot count from the end (Azure).
         """
-        return read_tail(self._open().client, url, num_bytes)
+        return self._open().read_tail(url, num_bytes)
 
     def read_heads(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
         """`read_head` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
-        return self._read_each(read_head, wanted)
+        return self._read_each(Client.read_head, wanted)
 
     def read_tails(self, wanted: Iterable[tuple[str, int]]) -> list[Part | DataError | None]:
         """`read_tail` for many (URL, number of bytes) at once; an error takes the place of a part that failed."""
-        return self._read_each(read_tail, wanted)
+        return self._read_each(Client.read_tail, wanted)
 
     def fetch(self, ranges: Sequence[RemoteRange]) -> list[memoryview | DataError | None]:
         """Return bytes, in the order of `ranges`.
@@ -101,7 +89,7 @@ class RemoteFiles:
         An error takes the place of a piece that could not be read; the others are returned. None stands for a
         whole object that does not exist. Pieces from one request share memory.
         """
-        return _collect(self.start(ranges))
+        return self.start(ranges).result()
 
     def start(self, ranges: Sequence[RemoteRange]) -> PendingReads[memoryview]:
         """Begin a `fetch`, and return at once: take the pieces as they arrive, or all together later."""
@@ -110,17 +98,18 @@ class RemoteFiles:
         joined_ranges = join_ranges(
             ranges, gap_bytes=self.options.coalesce_gap_bytes, max_bytes=self.options.max_read_bytes
         )
-        # Both from one session, for this whole call: if another thread closes the reader, these workers refuse.
-        client, workers = self._open()
-        pending: PendingReads[memoryview] = PendingReads(len(ranges))
-        pending.deliver((index, memoryview(b"")) for index, piece in enumerate(ranges) if piece.length == 0)
-        for joined in interleave(joined_ranges):
-            workers.submit(partial(_deliver, pending, joined.members, partial(read_joined, client, joined, ranges)))
-        return pending
+        client = self._open()  # one for this whole call: if another thread closes the reader, it refuses
+        reads = [
+            client.submit(partial(_pieces, joined.members, partial(read_joined, joined=joined, ranges=ranges)))
+            for joined in interleave(joined_ranges)
+        ]
+        empty: Future[list[tuple[int, memoryview | DataError | None]]] = Future()
+        empty.set_result([(index, memoryview(b"")) for index, piece in enumerate(ranges) if piece.length == 0])
+        return PendingReads(len(ranges), [empty, *reads])
 
     def list_prefix(self, url: str) -> Listing:
         """Return the folders and objects directly below a URL."""
-        return list_below(self._open().client, url)
+        return self._open().list_below(url)
 
     def zarr_store(self, url: str) -> Store:
         """Return a read-only zarr-python store over the objects below a URL, for data that only zarr-python decodes."""
@@ -131,10 +120,17 @@ class RemoteFiles:
 
     def close(self) -> None:
         """End the threads. Requests in progress are given up; reading again restarts them."""
-        with self._lock:  # if two threads close at once, one of them gets the session
-            session, self._session = self._session, None
-        if session is not None:
-            session.workers.close()
+        with self._lock:  # if two threads close at once, one of them gets the client
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __del__(self) -> None:
+        # Whatever waits for a further attempt, and every error of a read, would keep the client and its threads. No
+        # thread is inside `Client.submit` then, whose lock this takes: it would have a reference to this object.
+        client: Client | None = self.__dict__.get("_client")
+        if client is not None:
+            client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -145,51 +141,30 @@ class RemoteFiles:
     def __reduce__(self) -> tuple[type[RemoteFiles], tuple[RemoteOptions]]:
         return type(self), (self.options,)
 
-    def _open(self) -> _Session:
-        load_obstore()  # before the lock, which in a forked child may be held for ever: this call raises there
+    def _open(self) -> Client:
+        load_obstore()  # raises in a forked child
         with self._lock:
-            if self._session is None:
-                # the end is signalled through its requests: a reference to this reader would keep it alive
-                client = Client(self.options, self._counters)
-                self._session = _Session(client, Workers(self.options.concurrency, on_end=client.close))
-            return self._session
+            if self._client is None:
+                self._client = Client(self.options, self._counters)
+            return self._client
 
     def _read_each(
         self, read: Callable[[Client, str, int], Part | None], wanted: Iterable[tuple[str, int]]
     ) -> list[Part | DataError | None]:
-        calls = list(wanted)
-        client, workers = self._open()
-        pending: PendingReads[Part] = PendingReads(len(calls))
-        for index, (url, num_bytes) in enumerate(calls):
-            workers.submit(partial(_deliver, pending, [index], partial(_single, read, client, index, url, num_bytes)))
-        return _collect(pending)
+        client, calls = self._open(), list(wanted)
+
+        def one(client: Client, index: int) -> list[tuple[int, Part | None]]:
+            return [(index, read(client, *calls[index]))]
+
+        reads = [client.submit(partial(_pieces, [at], partial(one, index=at))) for at in range(len(calls))]
+        return PendingReads(len(calls), reads).result()
 
 
-def _single(
-    read: Callable[[Client, str, int], Part | None], client: Client, index: int, url: str, num_bytes: int
-) -> list[tuple[int, Part | DataError | None]]:
-    return [(index, read(client, url, num_bytes))]
-
-
-def _deliver(
-    pending: PendingReads[T], members: Sequence[int], read: Callable[[], Iterable[tuple[int, T | DataError | None]]]
-) -> None:
-    """Read on a worker thread, and deliver the pieces or the error."""
-    if pending.cancelled:  # checked before each request: of a cancelled call no further requests are sent
-        return
+def _pieces(
+    members: Sequence[int], read: Callable[[Client], Iterable[tuple[int, T | DataError | None]]], client: Client
+) -> list[tuple[int, T | DataError | None]]:
+    """Return the pieces that a read brings; its error in place of each if it fails."""
     try:
-        pieces = list(read())
+        return list(read(client))
     except DataError as error:
-        pieces = [(index, error) for index in members]
-    except BaseException as error:  # noqa: BLE001  (whoever waits must hear of it, else it waits for ever)
-        pending.crash(error)
-        return
-    pending.deliver(pieces)
-
-
-def _collect(pending: PendingReads[T]) -> list[T | DataError | None]:
-    try:
-        return pending.result()
-    except BaseException:  # a Ctrl-C during the wait: the remaining pieces will not be taken
-        pending.cancel()
-        raise
+        return [(index, error) for index in members]

@@ -10,8 +10,9 @@ from rankwise.data.store.remote.options import Location
 from rankwise.errors import DataError
 
 __all__ = [
+    "BeyondError",
     "Failure",
-    "FailureKind",
+    "NoRangesError",
     "ObjectChangedError",
     "ObjectRequest",
     "Part",
@@ -54,6 +55,14 @@ class ObjectChangedError(DataError):
         self.url = url
 
 
+class BeyondError(ObjectChangedError):
+    """The object ends before the range begins."""
+
+
+class NoRangesError(TransferError):
+    """The server does not support this kind of range."""
+
+
 class TruncatedError(Exception):
     """An answer has another length than announced: it was truncated during transfer."""
 
@@ -77,10 +86,40 @@ class Failure(NamedTuple):
     mend: str = ""
 
 
-_PASSING_STATUS = (408, 425, 429)
-_LASTING_STATUS = (501, 505)
 _CREDENTIALS = (
     'set keys in the environment or in RemoteOptions.store; for public data: RemoteOptions(store={"anonymous": True})'
+)
+_LOCATION = "check its name, the endpoint and the region"
+_UNLISTED = (
+    f"{_CREDENTIALS}; S3 also answers this way for objects that do not exist when listing the bucket is not allowed"
+)
+_UNTRUSTED = 'its certificate is not trusted: store={"root_certificate": ...}'
+_FEWER = "send fewer requests at once: lower RemoteOptions.concurrency"
+_DENIED = "^(PermissionDenied|Unauthenticated)Error: "
+
+# Patterns in the class and the text of an error, and what they mean: the first that is found.
+_MEANINGS: tuple[tuple[str, FailureKind, str, str], ...] = (
+    ("NoSuchBucket|ContainerNotFound", "refused", "no such bucket or container", _LOCATION),
+    ("^FileNotFoundError: ", "missing", "no such object", ""),
+    ("^PreconditionError: ", "changed", "it was replaced after it was opened", ""),
+    (f"(?s){_DENIED}.*<Code>AccessDenied</Code>", "denied", "{status}", _UNLISTED),
+    (_DENIED, "denied", "{status}", _CREDENTIALS),
+    ("^NotSupportedError: |NotPartial", "no_ranges", "the server does not support range requests for it", ""),
+    # the addresses where cloud machines get credentials: tried last, if no other source gave any
+    (r"169\.254\.|metadata\.google\.internal", "denied", "no credentials were found", _CREDENTIALS),
+    ("StartTooLarge|status code: 416", "beyond", "it ends before the range begins", ""),
+    ("kind: NotADirectory", "missing", "{first}", ""),  # a path below a file: treated like a missing path
+    ("LocalFileSystem|InMemory", "refused", "{first}", ""),
+    ("status code: (429|503)", "passing", "{status}", _FEWER),
+    ("status code: (408|425|5(?!01|05))", "passing", "{status}", ""),
+    (r"status code: \d{3}", "refused", "{status}", ""),
+    ("redirect", "refused", "the store redirects to another location", "check the endpoint and the region"),
+    ("certificate|UnknownIssuer", "refused", "{first}", _UNTRUSTED),
+    ("kind: Timeout,", "passing", "no response in time", ""),
+    ("kind: Interrupted,|IncompleteBody", "passing", "the connection ended in the middle of the response{cause}", ""),
+    ("kind: Connect,", "passing", "no connection{cause}", ""),
+    ("kind: (Request|Decode),|UnexpectedRange", "passing", "{first}", ""),
+    ("", "refused", "{first}", ""),
 )
 
 
@@ -88,84 +127,17 @@ def classify(error: BaseException) -> Failure:
     """Return the meaning of an exception that obstore raised."""
     if isinstance(error, TruncatedError):
         return Failure("passing", f"the response was truncated: {error}")
-    text = str(error)
-    if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        return Failure("refused", "no such bucket or container", "check its name, the endpoint and the region")
-    if isinstance(error, FileNotFoundError):
-        return Failure("missing", "no such object")
-    return _by_type(type(error).__name__, text) or _by_place(text) or _by_status(text) or _by_kind(text)
-
-
-def _by_type(name: str, text: str) -> Failure | None:
-    if name == "PreconditionError":
-        return Failure("changed", "it was replaced after it was opened")
-    if name in ("PermissionDeniedError", "UnauthenticatedError"):
-        return _denied(text)
-    if name == "NotSupportedError":
-        return Failure("no_ranges", "the server does not support range requests for it")
-    return None
-
-
-def _by_place(text: str) -> Failure | None:
-    # the addresses where cloud machines get credentials: tried last, if no other source gave any
-    if "169.254." in text or "metadata.google.internal" in text:
-        return Failure("denied", "no credentials were found", _CREDENTIALS)
-    if "LocalFileSystem" in text or "InMemory" in text:
-        return _local(text)
-    return None
-
-
-def _denied(text: str) -> Failure:
-    mend = _CREDENTIALS
-    if "<Code>AccessDenied</Code>" in text:
-        mend += "; S3 also answers this way for objects that do not exist when listing the bucket is not allowed"
-    return Failure("denied", _status(text) or "access is denied", mend)
-
-
-def _local(text: str) -> Failure:
-    if "StartTooLarge" in text:
-        return Failure("beyond", "it ends before the range begins")
-    # a path below a file: treated like a missing path
-    kind: FailureKind = "missing" if "NotADirectory" in text else "refused"
-    return Failure(kind, _first_line(text))
-
-
-def _by_status(text: str) -> Failure | None:
-    found = re.search(r"status code: (\d{3})", text)
-    if found is None:
-        return None
-    status = int(found[1])
-    if status == 416:
-        return Failure("beyond", "it ends before the range begins")
-    passing = status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
-    mend = "send fewer requests at once: lower RemoteOptions.concurrency" if status in (429, 503) else ""
-    return Failure("passing" if passing else "refused", _status(text), mend)
-
-
-def _by_kind(text: str) -> Failure:
-    if "NotPartial" in text:
-        return Failure("no_ranges", "the server does not support range requests for it")
-    if "redirect" in text:
-        return Failure("refused", "the store redirects to another location", "check the endpoint and the region")
-    if re.search(r"certificate|UnknownIssuer", text):
-        return Failure("refused", _first_line(text), 'its certificate is not trusted: store={"root_certificate": ...}')
-    found = re.search(r"kind: (Timeout|Interrupted|Connect|Request|Decode),", text)
-    if found is not None:
-        return Failure("passing", _network_reason(found[1], text))
-    if "UnexpectedRange" in text:
-        return Failure("passing", _first_line(text))
-    return Failure("refused", _first_line(text))
-
-
-def _network_reason(kind: str, text: str) -> str:
-    if kind == "Timeout":
-        return "no response in time"
-    system = re.search(r'message: "([^"]*)"', text)
-    if "IncompleteBody" in text or kind == "Interrupted":
-        return f"the connection ended in the middle of the response{f' ({system[1]})' if system else ''}"
-    if kind == "Connect":
-        return f"no connection{f' ({system[1]})' if system else ''}"
-    return _first_line(text)
+    name, text = "FileNotFoundError" if isinstance(error, FileNotFoundError) else type(error).__name__, str(error)
+    kind, reason, mend = next(
+        (kind, reason, mend) for pattern, kind, reason, mend in _MEANINGS if re.search(pattern, f"{name}: {text}")
+    )
+    cause = re.search(r'message: "([^"]*)"', text)
+    words = {
+        "first": text.partition("\n")[0][:300],
+        "status": _status(text) or "access is denied",
+        "cause": f" ({cause[1]})" if cause else "",
+    }
+    return Failure(kind, reason.format_map(words), mend)
 
 
 def _status(text: str) -> str:
@@ -173,10 +145,6 @@ def _status(text: str) -> str:
     status = re.search(r"status code: (\d{3}[^:\n]*)", text)
     code = re.search(r"<Code>(\w+)</Code>", text)
     return (status[1].strip() if status else "") + (f" ({code[1]})" if code else "")
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:300]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,30 +156,36 @@ class ObjectRequest:
         start: first byte; negative counts from the end, and `length` is then None.
         length: number of bytes, fewer if the object ends before; None = up to the end.
         etag: the version that it must still have; None = any.
-        body: False requests only size and version.
+        what: "size" requests only size and version; "listing" what is below the URL.
     """
 
     url: str
     start: int = 0
     length: int | None = None
     etag: str | None = None
-    body: bool = True
+    what: Literal["bytes", "size", "listing"] = "bytes"
 
     @property
     def is_part(self) -> bool:
         """Whether it requests a part of the object."""
-        return self.body and (self.start != 0 or self.length is not None)
+        return self.start != 0 or self.length is not None
 
     @property
     def span(self) -> str:
         """The requested bytes, in words."""
-        if not self.body:
-            return "its size"
+        if self.what != "bytes":
+            return "its size" if self.what == "size" else "a listing"
         if self.start < 0:
             return f"the last {-self.start} bytes"
         if self.length is None:
             return f"the bytes from {self.start} on" if self.start else "the whole object"
         return f"bytes {self.start} to {self.start + self.length - 1}"
+
+    def past_end(self, size: int) -> ObjectChangedError:
+        """Return the error of an object of `size` bytes that ends inside the range."""
+        return ObjectChangedError(
+            f"{self.url}: requested {self.span}, but the object has {size}: truncated or replaced", url=self.url
+        )
 
 
 class Part(NamedTuple):
@@ -238,7 +212,7 @@ def send(store: Any, location: Location, request: ObjectRequest) -> Part:
     """
     import obstore
 
-    if not request.body:
+    if request.what == "size":
         meta = obstore.head(store, location.path)
         data = memoryview(b"")
     else:
@@ -249,7 +223,11 @@ def send(store: Any, location: Location, request: ObjectRequest) -> Part:
             raise TruncatedError(f"{data.nbytes} bytes arrived, but {last - first} were announced")
     part = Part(data, int(meta["size"]), _version(meta))
     if request.etag is not None and part.etag is not None and part.etag != request.etag:
-        raise ObjectChangedError(_replaced(request, part), url=request.url)
+        raise ObjectChangedError(
+            f"{request.url} was replaced while it was open: its version was {request.etag}, now {part.etag} "
+            f"({part.size} bytes). Reopen the data, and do not write to data while they are read",
+            url=request.url,
+        )
     return part
 
 
@@ -273,10 +251,3 @@ def _version(meta: Any) -> str | None:
         return str(tag)
     # servers without entity tags: modification time and size stand for the version
     return f"{meta['last_modified'].isoformat()} {meta['size']}"
-
-
-def _replaced(request: ObjectRequest, part: Part) -> str:
-    return (
-        f"{request.url} was replaced while it was open: its version was {request.etag}, now {part.etag} "
-        f"({part.size} bytes). Reopen the data, and do not write to data while they are read"
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import Future
 from typing import Literal, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -13,8 +12,6 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from rankwise.data.store.remote.client import Client
 from rankwise.data.store.remote.options import locate
-from rankwise.data.store.remote.parts import list_below, read_part, read_size, read_tail, read_whole
-from rankwise.data.store.remote.workers import Workers
 
 __all__ = ["ZarrView"]
 
@@ -28,17 +25,17 @@ class ZarrView(Store):
 
     Args:
         url: keys are relative to it.
-        session: returns the requests and threads to use; called each time, so that a closed reader reopens.
+        client: returns the client to use; called each time, so that a closed reader reopens.
     """
 
-    def __init__(self, url: str, session: Callable[[], tuple[Client, Workers]]) -> None:
+    def __init__(self, url: str, client: Callable[[], Client]) -> None:
         super().__init__(read_only=True)
         self._url = url.rstrip("/")
         self._encoded = locate(url).kind == "http"
-        self._session = session
+        self._client = client
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ZarrView) and (self._url, self._session) == (other._url, other._session)
+        return isinstance(other, ZarrView) and (self._url, self._client) == (other._url, other._client)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -50,7 +47,7 @@ class ZarrView(Store):
     ) -> Buffer | None:
         """Return an object or a part of it, None if there is none."""
         url = self._below(key)
-        part = await self._on_worker(lambda client: _read(client, url, byte_range))
+        part = await self._on_thread(lambda client: _read(client, url, byte_range))
         return None if part is None else (prototype or default_buffer_prototype()).buffer.from_bytes(part)
 
     async def get_partial_values(
@@ -62,7 +59,7 @@ class ZarrView(Store):
     async def exists(self, key: str) -> bool:
         """Whether there is such an object."""
         url = self._below(key)
-        return await self._on_worker(lambda client: read_size(client, url)) is not None
+        return await self._on_thread(lambda client: client.read_size(url)) is not None
 
     supports_writes = supports_deletes = False
     supports_partial_writes: Literal[False] = False
@@ -107,7 +104,7 @@ class ZarrView(Store):
         waiting = [self._below(folder)]
         while waiting:
             url = waiting.pop()
-            found = await self._on_worker(lambda client, url=url: list_below(client, url))  # type: ignore[misc]
+            found = await self._on_thread(lambda client, url=url: client.list_below(url))  # type: ignore[misc]
             waiting.extend(found.folders)
             for key in (each.removeprefix(f"{self._url}/") for each in found.objects):
                 if key.startswith(prefix):
@@ -116,38 +113,24 @@ class ZarrView(Store):
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Yield the names directly below a prefix."""
         url = self._below(prefix.rstrip("/"))
-        found = await self._on_worker(lambda client: list_below(client, url))
+        found = await self._on_thread(lambda client: client.list_below(url))
         for each in (*found.folders, *found.objects):
             yield each.rpartition("/")[2]
 
     def _below(self, key: str) -> str:
         return f"{self._url}/{quote(key) if self._encoded else key}" if key else self._url
 
-    async def _on_worker(self, read: Callable[[Client], T]) -> T:
-        client, workers = self._session()
-        future: Future[T] = Future()
-
-        def work() -> None:
-            # Waiting tasks in zarr-python's loop may be cancelled at any moment: from here on the future cannot be
-            # cancelled. Otherwise setting its result could fail, and the error would end the thread.
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(read(client))
-            except BaseException as error:  # noqa: BLE001  (it is raised where it is waited for)
-                future.set_exception(error)
-
-        workers.submit(work)
-        return await asyncio.wrap_future(future)
+    async def _on_thread(self, read: Callable[[Client], T]) -> T:
+        return await asyncio.wrap_future(self._client().submit(read))
 
 
 def _read(client: Client, url: str, wanted: ByteRequest | None) -> memoryview | None:
     if wanted is None:
-        part = read_whole(client, url)
+        part = client.read_whole(url)
     elif isinstance(wanted, SuffixByteRequest):
-        part = read_tail(client, url, wanted.suffix)
+        part = client.read_tail(url, wanted.suffix)
     elif isinstance(wanted, RangeByteRequest):
-        part = read_part(client, url, wanted.start, wanted.end - wanted.start)
+        part = client.read_part(url, wanted.start, wanted.end - wanted.start)
     elif isinstance(wanted, OffsetByteRequest):
-        part = read_part(client, url, wanted.offset, None)
+        part = client.read_part(url, wanted.offset, None)
     return None if part is None else part.data
