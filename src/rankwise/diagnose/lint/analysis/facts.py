@@ -123,7 +123,12 @@ def is_in_turn(place: Place) -> bool:
 
 
 def is_before_ranks(module: Module, scope: Scope) -> bool:
-    """Whether only the process that spawns the ranks comes to a function, as it does to what calls spawn."""
+    """Whether only the process that spawns the ranks comes to a function, as it does to what calls spawn.
+
+    Ranks that a notebook forks run the function that they are given, and not the cells around it.
+    """
+    if scope.parent is None:
+        return any(call.place.scope is scope for call in module.methods("notebook_launcher"))
     found = module.cache.get("before ranks")
     if found is None:
         found = module.cache["before ranks"] = _scopes_before_ranks(module)

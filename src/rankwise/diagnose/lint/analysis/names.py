@@ -22,6 +22,12 @@ _CANONICAL = {
     "torch.distributed._composable.fsdp.fully_shard": "torch.distributed.fsdp.fully_shard",
     "mmcv.parallel.MMDistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
     "torchdata.stateful_dataloader.StatefulDataLoader": "torch.utils.data.DataLoader",
+    # made of torch's own, with other ways of collating
+    **dict.fromkeys(
+        ("monai.data.DataLoader", "monai.data.ThreadDataLoader", "torch_geometric.loader.DataLoader"),
+        "torch.utils.data.DataLoader",
+    ),
+    "monai.data.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
     "torchft.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
 }
 _CANONICAL_PREFIXES = (("torch.distributed.distributed_c10d.", "torch.distributed."),)

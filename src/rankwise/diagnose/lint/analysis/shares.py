@@ -224,7 +224,7 @@ def _own_names(module: Module, scope: Scope, depth: int) -> set[str]:
     while True:
         more = {found.text.removeprefix("self.") for found in bound if _makes_own(module, found, depth)}
         for call in calls:
-            keeps = call.method in _FILLS or (_is_alone(call) and _JUDGES.search(call.base or call.text))
+            keeps = call.method in _FILLS or _JUDGES.search(call.base or (call.text if _is_alone(call) else ""))
             if keeps and any(is_own(module, part, scope, depth) for part in call.node.args):
                 more.add((call.base or call.text).removeprefix("self."))
         more -= joined

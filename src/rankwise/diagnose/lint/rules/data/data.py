@@ -34,7 +34,7 @@ _PRIVATE = ("make_private", "make_private_with_epsilon")
 _SHARDERS = ("prepare", "prepare_data_loader", "setup_dataloaders", "deepspeed_io", *_PRIVATE)
 # samplers of torch that draw from the whole data set
 _FOR_ALL = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler")
-_SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
+_SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip", "partition_dataset")
 
 
 def _trained_loaders(module: Module) -> Iterator[tuple[Call, Scope, set[str]]]:
@@ -165,8 +165,8 @@ def _takes_all(module: Module, call: Call) -> bool:
     return shuffled is None or not any(_MODES.search(name) for name in names_in(shuffled.value))
 
 
-def stream_of(module: Module, call: Call) -> list[ast.expr | ast.ClassDef]:
-    """Return the class of this file of the stream that a loader reads, and what makes it; empty where it is no stream.
+def stream_of(module: Module, call: Call) -> list[ast.AST]:
+    """Return the class of the stream that a loader reads, what of this file it uses, and what makes it; empty if no stream.
 
     A stream takes no sampler: `iterable-unsharded` looks at those.
     """
@@ -175,8 +175,13 @@ def stream_of(module: Module, call: Call) -> list[ast.expr | ast.ClassDef]:
     if not isinstance(made, ast.Call) or owner is None or owner.is_function:
         return []
     classes = [each.node for each in module.lineage(owner) if isinstance(each.node, ast.ClassDef)]
-    named = {module.name_of(base) for each in classes for base in each.bases}
-    return [*classes, made] if "torch.utils.data.IterableDataset" in named else []
+    if not any(module.name_of(base) == "torch.utils.data.IterableDataset" for each in classes for base in each.bases):
+        return []
+    used: list[ast.AST] = [*classes]
+    for node in used:  # grows while it is read
+        inner = (module.top.functions[name].node for name in sorted(names_in(node) & set(module.top.functions)))
+        used += [each for each in inner if each not in used]
+    return [*used, made]
 
 
 HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)

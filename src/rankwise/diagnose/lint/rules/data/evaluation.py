@@ -14,6 +14,7 @@ from rankwise.diagnose.lint.analysis.shares import evaluations, is_of_share, is_
 from rankwise.diagnose.lint.record import Hit, rule
 
 _METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(Meter|Averager)?s?", re.IGNORECASE)
+_TIMES = re.compile(r"time|elapsed|duration|latenc|speed|fps|memory", re.IGNORECASE)
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
 
 
@@ -106,6 +107,7 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
         source = binding.value.generators[0].iter if isinstance(binding.value, ast.ListComp) else None
         if source is not None and source.lineno > end and text_of(source) in listed:
             listed.add(binding.text)
+    derived = _made_of(scope, listed, end)
     for part in ast.walk(scope.node):
         if isinstance(part, ast.AugAssign) and isinstance(part.op, ast.Div) and part.lineno > end:
             if _is_count(part.target, counted):  # `loss /= len(loader)`
@@ -118,7 +120,7 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
                 yield part
         elif part.lineno <= end:
             continue
-        elif isinstance(part, ast.Call) and (_is_mean(part, listed) or _is_score(module, part, listed)):
+        elif isinstance(part, ast.Call) and (_is_mean(part, derived) or _is_score(module, part, listed)):
             yield part
         elif isinstance(part, ast.Attribute) and part.attr in {"avg", "average", "global_avg"}:
             text = text_of(part.value)
@@ -150,12 +152,28 @@ def _is_sum(node: ast.expr, by: ast.expr, listed: set[str]) -> bool:
     return whole or _takes(node, listed)
 
 
-def _is_mean(node: ast.Call, listed: set[str]) -> bool:
-    """Whether it is ``np.mean(losses)``, or ``torch.stack(losses).mean()``, of a list that a loop fills."""
-    if last(text_of(node.func)) not in {"mean", "nanmean", "average", "fmean"}:
+def _made_of(scope: Scope, listed: set[str], end: int) -> set[str]:
+    """Return the lists that a loop fills, and what is computed from them behind it."""
+    found = set(listed)
+    bound = [each for listed in scope.bindings.values() for each in listed if each.place.stmt.lineno > end]
+    for binding in sorted(bound, key=lambda each: position(each.place.stmt)):
+        if binding.value is not None and _texts(binding.value) & found:
+            found.add(binding.text)
+    return found
+
+
+def _texts(node: ast.expr) -> set[str]:
+    return {text_of(part) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)}
+
+
+def _is_mean(node: ast.Call, derived: set[str]) -> bool:
+    """Whether it is one number, ``np.mean(losses)`` or ``torch.cat(hits).float().mean()``, of what a loop has put into lists."""
+    if last(text_of(node.func)) not in {"mean", "nanmean", "average", "fmean"} or node.keywords:
         return False
-    inner = node.func.value if isinstance(node.func, ast.Attribute) and not node.args else node
-    return isinstance(inner, ast.Call) and _takes(inner, listed)
+    inner = node.func.value if isinstance(node.func, ast.Attribute) and not node.args else None
+    inner = inner or (node.args[0] if len(node.args) == 1 and not isinstance(node.args[0], ast.Constant) else None)
+    # each rank may tell how long it took
+    return inner is not None and any(not _TIMES.search(text) for text in _texts(inner) & derived)
 
 
 def _is_score(module: Module, node: ast.Call, listed: set[str]) -> bool:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.aliases import names_of
-from rankwise.diagnose.lint.analysis.effects import has_rank
+from rankwise.diagnose.lint.analysis.effects import has_rank, same_on_all
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
+    effective_side,
     has_framework,
     is_before_ranks,
     is_const,
@@ -76,6 +77,9 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
     if any("seed" in call.method.lower() for user in users for call in user.calls):
         return
     seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
+    # what a function seeds by what it is given is told by its calls
+    told = {seed: module.callers(seed.place.scope) for seed in seeds if names_in(seed.node) & set(seed.place.scope.params)}
+    seeds = [each for seed in seeds for each in told.get(seed) or [seed]]
     for call in calls:
         if call.argument("generator", 2) is not None and call.method == "random_split":
             continue
@@ -91,10 +95,7 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
             for seed in seeds
             if position(seed.node) < position(call.node) or seed.place.scope is not call.place.scope
         ]
-        ranked = [
-            seed for seed in before if any(re.search("rank", name, re.IGNORECASE) for name in names_in(seed.node))
-        ]
-        if not before or (ranked and len(ranked) == len(before)):
+        if not any(same_on_all(module, seed) for seed in before):
             yield Hit(call.node.func)
 
 
@@ -138,7 +139,8 @@ def iterable_unsharded(module: Module) -> Iterator[Hit]:
             continue
         made = chain[-1]
         assert isinstance(made, ast.Call)
-        if has_rank(module, made, call.place.scope):
+        # what one rank reads alone is all of it
+        if has_rank(module, made, call.place.scope) or effective_side(module, call.place):
             continue
         if not any(HELD_OUT.search(name) for name in (call.place.scope.name, *names_of(module, call))):
             yield Hit(call.node.func, {"name": module.text(made.func)})

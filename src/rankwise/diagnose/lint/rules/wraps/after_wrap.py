@@ -10,7 +10,7 @@ from rankwise.diagnose.lint.analysis.facts import is_const
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope, excludes
-from rankwise.diagnose.lint.analysis.wrapped import DEVICE_MOVES, Wrap, is_rebound, known_wraps, wraps
+from rankwise.diagnose.lint.analysis.wrapped import DEVICE_MOVES, WRAPPERS, Wrap, is_rebound, known_wraps, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -192,23 +192,23 @@ def prepare(net):
 def params_after_wrap(module: Module) -> Iterator[Hit]:
     """model.module.head = nn.Linear(...), add_module, register_parameter."""
     for wrap in known_wraps(module):
-        names = {wrap.text, f"{wrap.text}.module"} | ({wrap.inner} - {"self", ""})
-        for binding in bindings_behind(module, wrap):
-            if binding.text.rpartition(".")[0] not in names or binding.text in names:
-                continue
-            value = binding.value
-            # a layer that is moved where it is made
-            while (
-                isinstance(value, ast.Call)
-                and isinstance(value.func, ast.Attribute)
-                and value.func.attr in {*_MOVES, "train"}
-                and isinstance(value.func.value, ast.Call)
-            ):
-                value = value.func.value
-            made = module.name_of(value.func) if isinstance(value, ast.Call) else ""
-            layer = made.startswith("torch.nn.") and last(made)[:1].isupper() and not last(made).endswith("Loss")
-            if layer and made != wrap.made.name:
-                yield Hit(binding.place.stmt, {"name": wrap.text})
+        heads = tuple(f"{name}." for name in {wrap.text} | ({wrap.inner} - {"self", ""}))
+        seen: set[ast.stmt] = set()
         for call in calls_behind(module, wrap):
-            if call.method in {"add_module", "register_parameter"} and call.base in names:
-                yield Hit(call.node, {"name": wrap.text})
+            stmt = call.place.stmt
+            targets = [text_of(target) for target in stmt.targets] if isinstance(stmt, ast.Assign) else []
+            outer = stmt.value if isinstance(stmt, ast.Expr) else None
+            if isinstance(outer, ast.Call):  # `.append(layer)`, `setattr(model.module, name, layer)`
+                of = outer.args[0] if text_of(outer.func) == "setattr" and outer.args else outer.func
+                targets = [f"{text_of(of)}."] if outer is not call.node else []
+            adds = call.method in {"add_module", "register_parameter"} and f"{call.base}.".startswith(heads)
+            layer = _is_layer(call) and any(text.startswith(heads) for text in targets)
+            if (adds or layer) and stmt not in seen:
+                seen.add(stmt)
+                yield Hit(call.node if adds else stmt, {"name": wrap.text})
+
+
+def _is_layer(call: Call) -> bool:
+    """Whether a call makes a layer, or a parameter, that is trained."""
+    made = call.name.startswith("torch.nn.") and call.method[:1].isupper()
+    return made and call.name not in WRAPPERS and not call.method.endswith("Loss")

@@ -105,7 +105,9 @@ def _fixed_index(module: Module, call: Call, first: ast.expr) -> str:
     return ""
 
 
-_ON_THE_DEVICE = {f"torch.distributed.{name}" for name in ("barrier", "all_reduce", "broadcast")}
+_OF_TENSORS = "barrier all_reduce broadcast all_gather reduce all_gather_into_tensor"
+_OF_OBJECTS = "broadcast_object_list all_gather_object gather_object scatter_object_list"
+_ON_THE_DEVICE = {f"torch.distributed.{name}" for name in f"{_OF_TENSORS} {_OF_OBJECTS}".split()}
 
 
 def _reaches_one(module: Module, call: Call) -> bool:

@@ -97,6 +97,9 @@ def bad_ddp_kwarg(module: Module) -> Iterator[Hit]:
                 yield Hit(word, {"name": word.arg, "hint": hint})
 
 
+_ALL_GPUS = re.compile(r"(list\(|\[(int\()?\w+\)? for \w+ in |\[\*)?range\(.*(device_count|n_?gpu|num_gpus).*", re.DOTALL)
+
+
 @rule(
     "RW208", "device-ids-mismatch", "warning", "high",
     message="device_ids={text}: {reason}",
@@ -119,13 +122,15 @@ def device_ids_mismatch(module: Module) -> Iterator[Hit]:
         word = wrap.call.keyword("device_ids")
         if word is None:
             continue
-        ids, text = word.value, module.text(word.value)
+        ids, text = module.value(word.value, wrap.place.scope), module.text(word.value)
+        if ids is not word.value and len(list(module.bindings_of(text, wrap.place.scope))) != 1:
+            continue
         if isinstance(ids, ast.List | ast.Tuple) and len(ids.elts) > 1:
             yield Hit(word, {"text": text, "reason": "DDP takes one device per process"})
         elif isinstance(ids, ast.List | ast.Tuple) and len(ids.elts) == 1 and isinstance(ids.elts[0], ast.Constant):
             if isinstance(ids.elts[0].value, int) and not hidden:
                 yield Hit(word, {"text": text, "reason": "every rank would use the same GPU"})
-        elif re.fullmatch(r"(list\()?range\(.*(device_count|n_?gpu|num_gpus).*", text, re.DOTALL):
+        elif ids is not None and _ALL_GPUS.fullmatch(ast.unparse(ids)):
             yield Hit(word, {"text": text, "reason": "DDP takes one device per process"})
 
 
