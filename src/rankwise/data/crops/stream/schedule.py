@@ -119,9 +119,10 @@ class Puller:
 
     def _next(self, iterator: Iterator[Any]) -> Numbered | Failure:
         with self._meters.time("pull"):
-            sample: Any = next(iterator, END)
-        if sample is END:
+            pulled = next(iterator, END)
+        if pulled is END:
             return END
+        sample: Any = pulled
         number, found = self.num_samples, None
         try:
             check_sample(sample, self._config, number)
