@@ -82,6 +82,16 @@ _LASTING_STATUS = (501, 505)
 _CREDENTIALS = (
     'set keys in the environment or in RemoteOptions.store; for public data: RemoteOptions(store={"anonymous": True})'
 )
+_RENEW = "renew the temporary keys, or let a credential_provider in RemoteOptions.store do it"
+# of codes of S3, which answers 400 or 403 for them
+_MENDS = {
+    "ExpiredToken": _RENEW,
+    "TokenRefreshRequired": _RENEW,
+    "InvalidToken": "AWS_SESSION_TOKEN does not belong to the keys: set all three, or none",
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    "AuthorizationHeaderMalformed": "check the region",
+    "InvalidObjectState": "the object is archived: restore it, or copy it to another storage class",
+}
 
 
 def classify(error: BaseException) -> Failure:
@@ -116,7 +126,7 @@ def _by_place(text: str) -> Failure | None:
 
 
 def _denied(text: str) -> Failure:
-    mend = _CREDENTIALS
+    mend = _mend(text) or _CREDENTIALS
     if "<Code>AccessDenied</Code>" in text:
         mend += "; S3 also answers this way for objects that do not exist when listing the bucket is not allowed"
     return Failure("denied", _status(text) or "access is denied", mend)
@@ -138,8 +148,13 @@ def _by_status(text: str) -> Failure | None:
     if status == 416:
         return Failure("beyond", "it ends before the range begins")
     passing = status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_STATUS)
-    mend = "send fewer requests at once: lower RemoteOptions.concurrency" if status in (429, 503) else ""
+    mend = "send fewer requests at once: lower RemoteOptions.concurrency" if status in (429, 503) else _mend(text)
     return Failure("passing" if passing else "refused", _status(text), mend)
+
+
+def _mend(text: str) -> str:
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    return "" if code is None else _MENDS.get(code[1], "")
 
 
 def _by_kind(text: str) -> Failure:
