@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal, overload
 
@@ -154,15 +155,10 @@ class CropIndex(BaseSamples):
         root: str | os.PathLike[str] | None = None,
         world: World | None = None,
     ) -> None:
-        for name, extents in (("shape", shape), ("stride", () if stride is None else stride)):
-            if not isinstance(extents, Iterable):
-                raise ConfigError(
-                    f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}"
-                )
         rules = Rules(
-            shape=tuple(shape),
+            shape=_extents("shape", shape),
             level=level,
-            stride=None if stride is None else tuple(stride),
+            stride=None if stride is None else _extents("stride", stride),
             edges=edges,
             num_random=num_random,
             redraw=redraw,
@@ -379,6 +375,15 @@ class CropIndex(BaseSamples):
         rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
         parts = split_images(self.images, by=by, rule=rule, stratify=stratify)
         return rule.handed_out([self.of_images(part) for part in parts])
+
+
+def _extents(name: str, extents: Any) -> tuple[Any, ...]:
+    if not isinstance(extents, Iterable):
+        raise ConfigError(f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}")
+    found = tuple(extents)
+    if not all(extent is None or isinstance(extent, Integral) for extent in found):
+        raise ConfigError(f"{name}= needs whole numbers of elements, got {found}")
+    return found
 
 
 def _hashed(data: bytes) -> str:
