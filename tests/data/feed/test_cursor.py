@@ -67,6 +67,16 @@ def test_foreign_states_are_refused():
     assert mine.done.position == 0
 
 
+@pytest.mark.parametrize("wrong", [None, "a batch", (), 7])
+def test_what_is_no_state_is_told(wrong):
+    """`mark_done(batch)` in place of `mark_done(batch.resume)` is a slip; so is a file that was not parsed."""
+    loader = loader_of()
+    with pytest.raises(ConfigError, match=r"batch\.resume; got " + type(wrong).__name__):
+        loader.mark_done(wrong)
+    with pytest.raises(ConfigError, match=r"state_dict\(\).*; got " + type(wrong).__name__):
+        loader.load_state_dict(wrong)
+
+
 def test_orders_that_adopt_nothing_are_compared():
     """An order of the contract that cannot adopt anything continues its own states and refuses others."""
 

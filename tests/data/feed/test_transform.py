@@ -118,6 +118,12 @@ def test_an_error_inside_names_the_sample():
     assert "while reading step" in caught.value.__notes__[1]
 
 
+def test_a_transform_cannot_end_the_epoch():
+    """StopIteration in a transform, of a bare next(), is an error with the sample, not the end of a generator."""
+    with pytest.raises(RuntimeError, match=r"transform= raised StopIteration for sample \d+ \(key -?\d+\)"):
+        batches(lambda fields, key: next(iter(())))
+
+
 def test_batch_transform_sees_the_batch_on_its_device():
     """It gets all fields and keys of the batch, as tensors, and what it returns is the batch; zero rows included."""
 

@@ -106,3 +106,17 @@ def test_reading_our_own_codecs_needs_no_zarr_python(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
+
+
+def test_an_empty_npy_file_is_told(tmp_path):
+    """A file that was never written, such as that of a killed job, is named."""
+    (tmp_path / "x.npy").touch()
+    with pytest.raises(DataError, match=r"x\.npy cannot be read as a NumPy array: No data left"):
+        ArraySource({"x": tmp_path / "x.npy"})
+
+
+def test_a_single_array_is_no_group(tmp_path):
+    """The message says how to read it."""
+    zarr.create_array(tmp_path / "a.zarr", data=np.arange(6), chunks=(2,))
+    with pytest.raises(DataError, match=r"a single Zarr array, .* ArraySource\(\{'image': path\}\)"):
+        ArraySource.open(tmp_path / "a.zarr")

@@ -73,6 +73,7 @@ def test_rewritten_chunks_are_told(tmp_path, reader):
     after, report = read(reader, meta)
     assert np.flatnonzero(~report.valid).tolist() == [2, 3, 6, 7]
     assert all("was replaced or changed" in text for text in told(report))
+    assert not any("copy or write the store again" in text for text in told(report))  # it is not damaged
     np.testing.assert_array_equal(after[report.valid], before[report.valid])
 
 
@@ -109,6 +110,17 @@ def test_an_array_that_grows_is_told(tmp_path, reader):
     assert not report.valid.any()
     assert "(shape (12, 4) then, (14, 4) now): reopen it" in told(report)[0]
     assert not report.errors[0].damage  # nothing may skip a whole array
+
+
+def test_an_array_of_the_same_shape_that_is_made_anew_is_told(tmp_path, reader):
+    """What differs is said: two equal shapes explain nothing."""
+    zarr.create_array(tmp_path / "a", shape=(ROWS, 4), chunks=(2, 4), dtype="i4")
+    meta = read_meta(tmp_path / "a")
+    assert read(reader, meta)[1].valid.all()
+    zarr.create_array(tmp_path / "a", shape=(ROWS, 4), chunks=(2, 4), dtype="i4", zarr_format=2, overwrite=True)
+    _, report = read(reader, meta)
+    assert not report.valid.any()
+    assert "(with other chunks, codecs or dtype): reopen it" in told(report)[0]
 
 
 def test_attributes_may_change(tmp_path, reader):

@@ -68,6 +68,35 @@ def test_notebooks(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[" * 100_000, "it is no JSON"),
+        ("", "it is no JSON"),
+        ("null", "its JSON holds no cells"),
+        ('{"cells": ["a"]}', "its JSON holds no cells"),
+    ],
+)
+def test_what_is_no_notebook_is_told(tmp_path, content, said):
+    """Whatever an .ipynb holds, it costs that file only."""
+    (tmp_path / "n.ipynb").write_text(content)
+    (tmp_path / "own.py").write_text(BAD)
+    report = lint_paths([tmp_path])
+    assert codes(report) == ["RW210"]
+    [failure] = report.failures
+    assert "no notebook" in failure.message
+    assert said in failure.message
+    assert report.exitcode == 2
+
+
+@pytest.mark.parametrize("text", ["x = " + "-" * 50_000 + "1", "x = " + "(" * 5000, "x = a" + ".b" * 20_000])
+def test_what_is_nested_too_deeply_does_not_parse(tmp_path, text):
+    """The limits of Python's parser are no bugs of the linter."""
+    (tmp_path / "own.py").write_text(text)
+    [failure] = lint_paths([tmp_path]).failures
+    assert "does not parse" in failure.message
+
+
+@pytest.mark.parametrize(
     ("comment", "left"),
     [
         ("# rankwise: ignore[RW210] one process", []),

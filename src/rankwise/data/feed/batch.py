@@ -143,6 +143,9 @@ class FeedBatch(ShareView):
     def __contains__(self, field: object) -> bool:
         return field in self.fields
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self.detach())  # for pickle and deepcopy: the rows of this batch, not the memory that it shares
+
     def detach(self) -> Self:
         """Return a copy with memory of its own, as large as the batch and no larger."""
         copies = {name: copied_field(field) for name, field in self.fields.items()}

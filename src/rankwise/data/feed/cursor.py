@@ -287,9 +287,11 @@ class CursorLoader(BaseLoader):
         """Record that the step which ends at `state` (``batch.resume``) has completed.
 
         Raises:
-            ConfigError: the state belongs to another order.
+            ConfigError: the state belongs to another order, or is no state.
         """
         mine = self._cursor.done
+        if not isinstance(state, OrderState):
+            raise ConfigError(f"mark_done needs the state after a step, batch.resume; got {type(state).__name__}")
         if state.recipe != mine.recipe or state.seed != mine.seed:
             raise ConfigError(
                 f"mark_done got the state of another order (recipe {state.recipe}, seed {state.seed}); this loader has "
@@ -314,6 +316,8 @@ class CursorLoader(BaseLoader):
         Raises:
             ConfigError: the state belongs to other data, another kind of order or another seed.
         """
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"load_state_dict needs what state_dict() returned, a dict; got {type(state).__name__}")
         speeds: Any = state.get("speeds")
         wanted = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
         order = self._cursor.order.resumed(wanted)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
+from rankwise.errors import WorldError
+
 __all__ = ["LEAST_DEPTH", "PrefetchQueue", "ReadAhead", "Reader", "close_at_exit"]
 
 LEAST_DEPTH = 2  # steps that lie ready: one to hand over while the next is read
@@ -39,6 +41,7 @@ class PrefetchQueue(Generic[T]):
         self._ended = False
         self._closed = False
         self._changed = threading.Condition()
+        self._pid = os.getpid()
 
     @property
     def closed(self) -> bool:
@@ -75,8 +78,14 @@ class PrefetchQueue(Generic[T]):
 
         Raises:
             TimeoutError: no item came in time.
+            WorldError: this process was forked from the one that reads, whose threads it lacks.
             BaseException: the error that ended the reader, once all items before it are taken.
         """
+        if self._pid != os.getpid():  # the lock, too, may be held for ever
+            raise WorldError(
+                "this iteration began before the process was forked, and its reader thread stayed in the parent: begin "
+                "a new iteration in the child"
+            )
         with self._changed:
             in_time = True
             if not self._items:

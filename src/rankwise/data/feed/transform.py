@@ -201,6 +201,8 @@ class SampleTransform:
     def _one(self, fields: dict[str, Any], sample: int, key: int) -> dict[str, Any]:
         try:
             made = self._transform(fields, key)
+        except StopIteration as error:  # would end the generators that read, here and in a DataLoader's worker
+            raise RuntimeError(f"transform= raised StopIteration for sample {sample} (key {key})") from error
         except Exception as error:
             error.add_note(f"in transform= of sample {sample} (key {key})")
             raise

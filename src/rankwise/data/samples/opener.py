@@ -165,6 +165,6 @@ def _walk(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _load_npy(path: Path) -> NDArray:
     try:
         array: NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:  # EOFError: the file is empty
         raise DataError(f"the file {path} cannot be read as a NumPy array: {error}") from error
     return array

@@ -157,7 +157,7 @@ def lint_paths(paths: Sequence[Path | str], settings: Settings | None = None) ->
             where = "" if cell is None else f"cell {cell}: "
             report.failures.append(Failure(str(path), line, f"{where}does not parse: {error.msg}"))
             continue
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, MemoryError) as error:  # MemoryError: nested too deeply, up to Python 3.12
             report.failures.append(Failure(str(path), 1, f"does not parse: {type(error).__name__}: {error}"))
             continue
         except Exception as error:  # noqa: BLE001  (a bug of a rule costs one file, is said, and the exit code is 2)

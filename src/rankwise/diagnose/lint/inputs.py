@@ -150,8 +150,10 @@ def _notebook(path: str, content: bytes) -> SourceFile:
                 blank = "\n" * (body.count("\n", 0, found.start()) + 1)
                 written.append(SourceFile(path, f"{blank}{text}\n", None, ((1, number),)))
             lines += _without_magics(body.split("\n"))
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"no notebook: {type(error).__name__}: {error}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"no notebook: it is no JSON ({error})") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no notebook: its JSON holds no cells of one ({type(error).__name__}: {error})") from None
     return SourceFile(path, "\n".join(lines) + "\n", None, tuple(starts), written=tuple(written))
 
 

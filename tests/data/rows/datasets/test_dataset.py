@@ -45,6 +45,9 @@ def test_what_it_does_not_have(store, reader):
     held = Dataset(store[0], reader)
     with pytest.raises(ConfigError, match="has no 'layers/raw'; rows can be read from X, layers/counts, obsm/pca"):
         held.matrix("layers/raw")
+    for name in ("obs/kind", "/X", "X/data", "layers", "var"):  # they are there, but no matrices
+        with pytest.raises(ConfigError, match=f"has no '{name}'; rows can be read from X, layers/counts, obsm/pca"):
+            held.matrix(name)
     with pytest.raises(ConfigError, match="has no obs columns 'donor'; it has 'kind', 'n', 'name'"):
         held.obs(["donor"])
 

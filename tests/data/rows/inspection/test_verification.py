@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import warnings
 
+import anndata
 import pytest
 import zarr
 
@@ -62,3 +64,14 @@ def test_rows_that_come_twice(copy):
     entries["dataset_1"] = entries["dataset_0"]
     (copy / "zarr.json").write_text(json.dumps(document))
     assert verify_rows(copy)[0] == "20 rows occur twice, by their src_path and src_row"
+
+
+def test_rows_of_a_part_of_a_collection(tmp_path):
+    """Rows that were chosen from a dataset keep their origin: nobody said that all rows of it are here."""
+    with warnings.catch_warnings(action="ignore"):
+        small_anndata(30, 5).write_h5ad(tmp_path / "plate.h5ad")
+        DatasetCollection(tmp_path / "c.zarr").add_adatas([tmp_path / "plate.h5ad"], rng=0, matrices=["X"])
+        anndata.read_zarr(tmp_path / "c.zarr" / "dataset_0")[:10].write_h5ad(tmp_path / "part.h5ad")
+        part = DatasetCollection(tmp_path / "part.zarr").add_adatas([tmp_path / "part.h5ad"], rng=0, matrices=["X"])
+    assert set(part.obs(["src_path"])["src_path"]) == {str(tmp_path / "plate.h5ad")}
+    assert verify_rows(tmp_path / "part.zarr") == []

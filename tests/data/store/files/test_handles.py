@@ -94,5 +94,5 @@ def test_readers_share_the_limit_of_the_process(tmp_path):
         kept = [cache.get(path) for cache in caches[:1] for path in paths[:20]]
         assert len({handle.fd for handle in kept}) == 20
     """)
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,10 @@ class GenericError(Exception):
     """Named as obstore's."""
 
 
+class PermissionDeniedError(Exception):
+    """Named as obstore's."""
+
+
 def status(code):
     return GenericError(
         f"Generic S3 error: Error performing GET u in 1s - Server returned non-2xx status code: {code}: "
@@ -48,6 +52,26 @@ def test_failures_are_told_apart(error, kind, reason):
     assert failure.kind == kind
     assert reason in failure.reason
     assert "\n" not in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "mend"),
+    [
+        ("400 Bad Request", "ExpiredToken", "renew the temporary keys"),
+        ("403 Forbidden", "ExpiredToken", "renew the temporary keys"),
+        ("403 Forbidden", "RequestTimeTooSkewed", "clock"),
+        ("400 Bad Request", "AuthorizationHeaderMalformed", "region"),
+        ("403 Forbidden", "InvalidObjectState", "archived"),
+        ("403 Forbidden", "SignatureDoesNotMatch", "set keys in the environment"),
+        ("400 Bad Request", "InvalidArgument", ""),
+    ],
+)
+def test_what_s3_says_has_its_own_remedy(answer, code, mend):
+    """Expired keys, a wrong clock and an archive are not mended by other credentials."""
+    kind = PermissionDeniedError if answer.startswith("403") else GenericError
+    failure = classify(kind(f"Server returned non-2xx status code: {answer}: <Error><Code>{code}</Code></Error>"))
+    assert failure.reason == f"{answer} ({code})"
+    assert failure.mend.startswith(mend) if mend in ("", "renew the temporary keys") else mend in failure.mend
 
 
 def test_errors_survive_pickling():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 from rankwise.data.contract import NDArray
@@ -121,14 +122,9 @@ class Rules:
         **others: Any,
     ) -> Rules:
         """Return the rules for the arguments that a user passes, which may be written in several ways."""
-        for name, extents in (("shape", shape), ("stride", () if stride is None else stride)):
-            if not isinstance(extents, Iterable):
-                raise ConfigError(
-                    f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}"
-                )
         return cls(
-            shape=tuple(shape),
-            stride=None if stride is None else tuple(stride),
+            shape=_extents("shape", shape),
+            stride=None if stride is None else _extents("stride", stride),
             mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
             foreground=Foreground(*foreground) if isinstance(foreground, tuple) else foreground,
             curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
@@ -225,6 +221,15 @@ class Rules:
                 raise ConfigError(f"{name}= is for tiles, but num_random={self.num_random} requests random crops")
         if self.mask is not None and self.mask.share:
             raise ConfigError("a mask's share is for tiles: random crops have their centre in the mask")
+
+
+def _extents(name: str, extents: Any) -> tuple[Any, ...]:
+    if not isinstance(extents, Iterable):
+        raise ConfigError(f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}")
+    found = tuple(extents)
+    if not all(extent is None or isinstance(extent, Integral) for extent in found):
+        raise ConfigError(f"{name}= needs whole numbers of elements, got {found}")
+    return found
 
 
 def _check_curriculum(curriculum: Curriculum | None) -> None:

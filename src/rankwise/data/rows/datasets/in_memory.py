@@ -102,7 +102,8 @@ class MemoryDataset:
     def matrix(self, name: str = "X") -> MemoryMatrix:
         """Open a matrix; see `Dataset.matrix`."""
         if name not in (*self.matrices, self.raw):
-            raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
+            held = f"rows can be read from {', '.join(self.matrices)}" if self.matrices else "it holds no matrix at all"
+            raise ConfigError(f"{self.place} has no {name!r}; {held}")
         with self._open() as held:
             shape, dtype, num_elements = _facts(self._element(held, name), f"{self.place}/{name}")
         if shape[0] != self.num_rows:

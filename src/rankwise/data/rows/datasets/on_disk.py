@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Dataset"]
 
 _TABLES = ("layers", "obsm")
+_MATRIX = re.compile(r"(mod/[^/]+/)?(X|raw/X|(layers|obsm)/.+)")  # a store may not be listed: names are checked by form
 
 
 class Dataset:
@@ -100,8 +102,9 @@ class Dataset:
             ConfigError: there is no matrix of this name.
             DataError: it is damaged, or has another number of rows than the table of observations.
         """
-        if STORES.node(self._at(name)) is None:
-            raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
+        if _MATRIX.fullmatch(name) is None or STORES.node(self._at(name)) is None:
+            held = f"rows can be read from {', '.join(self.matrices)}" if self.matrices else "it holds no matrix at all"
+            raise ConfigError(f"{self.place} has no {name!r}; {held}")
         opened = open_matrix(self._at(name), self._reader)
         if opened.num_rows != self.num_rows:
             raise DataError(

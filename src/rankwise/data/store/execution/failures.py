@@ -68,7 +68,7 @@ def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> dict[int, BoxE
     found = plan.failed
     for chunk, failure in sorted(failed.items()):
         place = _place_of(plan, chunk)
-        mend = ": copy or write the store again" if failure.damage else ""
+        mend = ": copy or write the store again" if failure.damage and failure.what != REPLACED else ""
         error = DataError(f"{place} {failure.what}{mend}")
         error.__cause__ = failure.cause
         is_unfit = failure.boxes is not None

@@ -122,9 +122,11 @@ class ArrayCheck:
         except DataError as error:
             return DataError(f"belongs to an array that was removed or can no longer be opened: {error}")
         if now.fingerprint != array.fingerprint:
+            same = "with other chunks, codecs or dtype"
+            how = same if now.shape == array.shape else f"shape {array.shape} then, {now.shape} now"
             return DataError(
-                f"belongs to an array that was rewritten or resized after it was opened (shape {array.shape} then, "
-                f"{now.shape} now): reopen it, and do not write to it while it is read"
+                f"belongs to an array that was rewritten or resized after it was opened ({how}): reopen it, and do not "
+                "write to it while it is read"
             )
         with self._lock:  # attributes do not matter
             self._stamps[array.place] = stamp

@@ -115,7 +115,10 @@ def list_arrays(
     if node is None:
         raise nodes.missing(place)
     if node.kind == "array":
-        raise DataError(f"{place} is a single Zarr array, not a group of arrays; read it with read_meta")
+        raise DataError(
+            f"{place} is a single Zarr array, not a group of arrays: use the path as that of an array, "
+            "read_meta(path) or ArraySource({'image': path})"
+        )
     found: dict[str, ArrayMeta] = {}
     for path, array in _arrays(node, nodes):
         try:

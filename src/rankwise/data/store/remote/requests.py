@@ -122,6 +122,17 @@ _MEANINGS: tuple[tuple[str, FailureKind, str, str], ...] = (
     ("", "refused", "{first}", ""),
 )
 
+_RENEW = "renew the temporary keys, or let a credential_provider in RemoteOptions.store do it"
+# what mends the codes of S3, which answers 400 or 403 for them
+_CODE_MENDS = {
+    "ExpiredToken": _RENEW,
+    "TokenRefreshRequired": _RENEW,
+    "InvalidToken": "AWS_SESSION_TOKEN does not belong to the keys: set all three, or none",
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    "AuthorizationHeaderMalformed": "check the region",
+    "InvalidObjectState": "the object is archived: restore it, or copy it to another storage class",
+}
+
 
 def classify(error: BaseException) -> Failure:
     """Return the meaning of an exception that obstore raised."""
@@ -137,7 +148,8 @@ def classify(error: BaseException) -> Failure:
         "status": _status(text) or "access is denied",
         "cause": f" ({cause[1]})" if cause else "",
     }
-    return Failure(kind, reason.format_map(words), mend)
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    return Failure(kind, reason.format_map(words), mend if code is None else _CODE_MENDS.get(code[1], mend))
 
 
 def _status(text: str) -> str:
