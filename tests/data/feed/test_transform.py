@@ -1,5 +1,6 @@
 """Transforms of samples and of batches."""
 
+import re
 import threading
 
 import numpy as np
@@ -116,6 +117,18 @@ def test_an_error_inside_names_the_sample():
         batches(fail)
     assert "in transform= of sample 3 " in caught.value.__notes__[0]
     assert "while reading step" in caught.value.__notes__[1]
+
+
+def test_an_error_of_batch_transform_names_the_step():
+    """It is raised in the training thread, while no step is read: without a note nothing says where it came."""
+
+    def fail(fields, _keys):
+        return {"x": fields["x"] // int(3 not in fields["x"])}
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        batches(batch_transform=fail, batch_size=2)
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"in batch_transform= at step \d of epoch 0 \(positions \d+ to \d+\) for rank 0 of 1", note)
 
 
 def test_batch_transform_sees_the_batch_on_its_device():
