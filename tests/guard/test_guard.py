@@ -269,7 +269,7 @@ def test_a_compiled_function_around_the_model_is_not_compiled_again_at_each_chec
         for _ in range(12):
             loss(torch.ones(3, 4)).backward()
             optimizer.step()
-    assert guard.active
+        assert guard.active
     assert not guard.findings
     assert len(compiled) <= 2  # with the hooks of the first check, and without
 

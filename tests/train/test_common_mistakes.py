@@ -60,7 +60,7 @@ MISTAKES = {
         lambda: trainer(scheduler=torch.optim.lr_scheduler.StepLR), ConfigError, r"class StepLR.*StepLR\(optimizer, ",
     ),
     "weights on the meta device": (
-        lambda: prepare(nn.Linear(2, 2, device="meta")), ConfigError, "weight, bias of it are on the meta .* to_empty",
+        lambda: prepare(nn.Linear(2, 2, device="meta")), ConfigError, "weight, bias of it are on the meta .*to_empty",
     ),
     "float16 weights and a scaled loss": (
         lambda: trainer_of(nn.Linear(2, 2).half(), precision="fp16").fit(TRAINING),

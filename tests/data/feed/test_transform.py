@@ -123,7 +123,7 @@ def test_an_error_of_batch_transform_names_the_step():
     """It is raised in the training thread, while no step is read: without a note nothing says where it came."""
 
     def fail(fields, _keys):
-        return {"x": fields["x"] // int(3 not in fields["x"])}
+        return {"x": fields["x"] + 1 // int(3 not in fields["x"])}
 
     with pytest.raises(ZeroDivisionError) as caught:
         batches(batch_transform=fail, batch_size=2)

@@ -188,7 +188,7 @@ def test_an_error_of_the_evaluation_says_where_it_came():
     def fails(model, batch):
         raise KeyError("labels")
 
-    val = ArrayLoader({"x": np.ones((6, 6))}, Order(6, batch_size=4, kind="sequential"), seed=0)
+    val = ArrayLoader({"x": np.ones((6, 6))}, Order(6, batch_size=4, kind="sequential", seed=0), seed=0)
     with pytest.raises(KeyError, match="labels") as caught:
         evaluate(model, val, fails, world=World.single())
     assert caught.value.__notes__ == ["in the evaluation on rank 0, with the samples 0, 1, 2, 3"]
