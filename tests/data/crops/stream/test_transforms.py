@@ -13,7 +13,7 @@ def test_an_error_of_batch_transform_names_the_samples(volume, config):
     def fail(fields, _keys):
         raise ValueError("as a user's code does")
 
-    with damacy.Pipeline(config(batch_transform=fail)) as p:
+    with damacy.Pipeline(config(batch_transform=fail, pop_timeout_s=None)) as p:
         p.push(volume.samples(5))
         with pytest.raises(ValueError, match="as a user's") as caught:
             p.pop()
