@@ -253,6 +253,27 @@ def test_inputs_by_name_are_watched():
     assert "the input holds values that are not finite (rows 1)" in guard.findings[0].came
 
 
+def test_a_compiled_function_around_the_model_is_not_compiled_again_at_each_check():
+    """New hooks at each check would reach torch's limit of recompilations, and the function would run uncompiled."""
+    torch._dynamo.reset()
+    compiled = []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = torch.compile(lambda x: model(x).square().mean(), backend=backend)
+    with guarded(model, optimizer=optimizer, world=World.single(), checks="all") as guard:
+        for _ in range(12):
+            loss(torch.ones(3, 4)).backward()
+            optimizer.step()
+        assert guard.active
+    assert not guard.findings
+    assert len(compiled) <= 2  # with the hooks of the first check, and without
+
+
 def test_compiled_models_get_no_hooks():
     """A hook would be compiled in, and stay."""
     model = nn.Sequential(nn.Linear(4, 2))

@@ -195,6 +195,14 @@ def late_layer(world):
 
 
 @case
+def late_unfrozen(world):
+    model = net()
+    model[0].requires_grad_(False)
+    model = DistributedDataParallel(model)
+    return train(world, model, spoil=lambda step: model.module[0].requires_grad_(step >= 0))
+
+
+@case
 def never_synchronised(world):
     model = DistributedDataParallel(net())
 
@@ -298,6 +306,7 @@ SILENT = {
     "cast_under_the_guard": ("moved or cast after wrapping (0.weight", 6, 2),
     "past_the_wrapper": ("the forward bypassed the wrapper", 6, 1),
     "late_layer": ("4.weight, 4.bias were added after wrapping", 2, 1),
+    "late_unfrozen": ("0.weight, 0.bias were unfrozen after wrapping", 2, 2),
     "never_synchronised": ("ran inside no_sync()", 6, 1),
     "not_wrapped": ("no DistributedDataParallel", 6, 1),
 }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -327,6 +328,15 @@ def test_a_run_that_was_moved_away_is_fenced(tmp_path):
     with pytest.raises(FencedError, match="no longer exists"):
         run.finish({})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_removed_is_not_said_to_have_another_owner(tmp_path):
+    """A checkpoint in the making creates the folders anew; then only attempt.json is missing."""
+    run = opened(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(FencedError, match=r"no longer has an attempt\.json: the run was moved or removed"):
+        run.finish({})
 
 
 def test_the_fence_can_be_nested(tmp_path):

@@ -14,7 +14,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.metrics import reduce
-from rankwise.train import windows
+from rankwise.train import prepare, windows
 
 SOURCE = ArraySource({"x": np.zeros((6, 2), "f4"), "y": np.zeros(6, "i8")})
 ORDER = Order(SOURCE, batch_size=4)
@@ -32,7 +32,10 @@ def step(model, batch):
 
 
 def trainer(**options):
-    model = nn.Linear(2, 2)
+    return trainer_of(nn.Linear(2, 2), **options)
+
+
+def trainer_of(model, **options):
     return Trainer(model, torch.optim.SGD(model.parameters()), step, **{"run": False, "progress": False, **options})
 
 
@@ -55,6 +58,14 @@ MISTAKES = {
     ),
     "a class as scheduler": (
         lambda: trainer(scheduler=torch.optim.lr_scheduler.StepLR), ConfigError, r"class StepLR.*StepLR\(optimizer, ",
+    ),
+    "weights on the meta device": (
+        lambda: prepare(nn.Linear(2, 2, device="meta")), ConfigError, "weight, bias of it are on the meta .*to_empty",
+    ),
+    "float16 weights and a scaled loss": (
+        lambda: trainer_of(nn.Linear(2, 2).half(), precision="fp16").fit(TRAINING),
+        ConfigError,
+        "2 trainable parameters are float16: weight, bias; .* keep the model in float32",
     ),
     "metrics without names": (lambda: reduce([Mean()]), ConfigError, "by name: .*; got a list"),
     "a number as shape of crops": (lambda: CropIndex("volume.zarr", shape=64), ConfigError, r"such as \(64, 64\)"),

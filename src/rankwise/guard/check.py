@@ -37,6 +37,7 @@ class Subject:
         handles: hooks that are registered until the checked step has ended.
         ids: samples of the step, if known.
         trouble: the error of a hook, "" if none failed.
+        traced: whether a hook was called while torch.compile compiled a function around the model.
         num_checked: number of checked steps so far.
         whole: whether to check every tensor, or a part that changes from one checked step to the next.
     """
@@ -48,6 +49,7 @@ class Subject:
     handles: list[Any] = field(default_factory=list)
     ids: Sequence[int] = ()
     trouble: str = ""
+    traced: bool = False
     num_checked: int = 0
     whole: bool = True
 
@@ -58,14 +60,18 @@ class Subject:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the model or a part of it is compiled with torch.compile."""
-        marks = ("_orig_mod", "_compiled_call_impl")
-        return any(getattr(module, mark, None) is not None for module in self.model.modules() for mark in marks)
+        """Whether torch.compile has compiled the model, a part of it, or a function that calls it."""
+        marks, every = ("_orig_mod", "_compiled_call_impl"), self.model.modules()
+        return self.traced or any(getattr(module, mark, None) is not None for module in every for mark in marks)
 
     def hook(self, register: Callable[..., Any], see: Callable[..., None], **options: Any) -> None:
         """Register a hook until the next check. It raises `GuardError` only: a bug of a check must not end training."""
+        import torch
 
         def called(*given: Any) -> None:
+            if torch.compiler.is_compiling():  # a compiled function calls the model: each new hook would recompile it
+                self.traced = True
+                return
             try:
                 see(*given)
             except GuardError:

@@ -107,7 +107,9 @@ class Gradients(Check):
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
         self._compared = _Compared()
-        self._placed = {plain_name(n): (p.dtype, p.device) for n, p in subject.model.named_parameters()}
+        named = {plain_name(n): p for n, p in subject.model.named_parameters()}
+        self._placed = {name: (p.dtype, p.device) for name, p in named.items()}
+        self._frozen = {name for name, p in named.items() if not p.requires_grad}
         self._through = self._inside = self._synced = 0
 
     def arm(self) -> None:
@@ -155,8 +157,9 @@ class Gradients(Check):
             return
         now = {plain_name(n): p for n, p in self._subject.model.named_parameters()}
         known = {id(p) for p in getattr(wrapper, "_module_parameters", wrapper.module.parameters())}
-        if late := [n for n, p in now.items() if p.requires_grad and id(p) not in known]:
-            what = f"{listed(late)} were added after wrapping, so their gradients are not reduced"
+        if late := [n for n, p in now.items() if p.requires_grad and (id(p) not in known or n in self._frozen)]:
+            how = "unfrozen" if self._frozen.issuperset(late) else "added"
+            what = f"{listed(late)} were {how} after wrapping, so their gradients are not reduced"
             yield what, "Add and replace layers, and unfreeze parameters, before wrapping"
         moved = [n for n, p in now.items() if n in self._placed and (p.dtype, p.device) != self._placed[n]]
         noted = _dtypes_at_wrap(wrapper)

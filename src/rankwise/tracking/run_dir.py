@@ -263,7 +263,12 @@ class RunDir:
 
     def _check_ours(self) -> None:
         mark = self._owner_mark()
-        now = read_json(self.path / "attempt.json") or {}
+        now = read_json(self.path / "attempt.json")
+        if now is None:  # a checkpoint in the making may have made the folder anew
+            raise FencedError(
+                f"{self.path} no longer has an attempt.json: the run was moved or removed while this process, attempt "
+                f"{self.attempt}, worked in it; nothing was published"
+            )
         if now.get("run") != self._run_id or now.get("attempt") != self.attempt:
             owner = f"attempt {now.get('attempt')} (process {now.get('pid')} on host {now.get('host')})"
             raise FencedError(

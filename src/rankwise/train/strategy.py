@@ -301,6 +301,12 @@ def _refuse_unfit(model: nn.Module, world: World) -> None:
     refuse_strategies(model)
     if unwrapped(model) is not model or is_sharded(model):
         raise ConfigError(f"prepare needs a plain module, got a {type(model).__name__}: pass the module inside it")
+    if empty := [name for name, held in (*model.named_parameters(), *model.named_buffers()) if held.is_meta]:
+        raise ConfigError(
+            f"prepare needs a model with weights, but {listed(empty)} of it are on the meta device, which has shapes "
+            "only: build the model outside torch.device('meta'); or call model.to_empty(device='cpu') and set all "
+            "weights (load_state_dict), before you make the optimizer"
+        )
 
 
 def _checked_options(

@@ -1,5 +1,6 @@
 """Transforms of samples and of batches."""
 
+import re
 import threading
 
 import numpy as np
@@ -122,6 +123,18 @@ def test_a_transform_cannot_end_the_epoch():
     """StopIteration in a transform, of a bare next(), is an error with the sample, not the end of a generator."""
     with pytest.raises(RuntimeError, match=r"transform= raised StopIteration for sample \d+ \(key -?\d+\)"):
         batches(lambda fields, key: next(iter(())))
+
+
+def test_an_error_of_batch_transform_names_the_step():
+    """It is raised in the training thread, while no step is read: without a note nothing says where it came."""
+
+    def fail(fields, _keys):
+        return {"x": fields["x"] + 1 // int(3 not in fields["x"])}
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        batches(batch_transform=fail, batch_size=2)
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"in batch_transform= at step \d of epoch 0 \(positions \d+ to \d+\) for rank 0 of 1", note)
 
 
 def test_batch_transform_sees_the_batch_on_its_device():

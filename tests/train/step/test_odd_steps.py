@@ -1,5 +1,7 @@
 """Under each strategy: steps without any weight, and optimizers whose state has not the parameter's shape."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,9 @@ from torch import nn
 
 from rankwise import Order
 from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState
-from rankwise.errors import CheckpointError
+from rankwise.errors import CheckpointError, StepError
 from rankwise.testing import ArrayLoader, run_ranks
-from rankwise.train import ExactStep, prepare, prepare_optimizer
+from rankwise.train import ExactStep, evaluate, prepare, prepare_optimizer
 from rankwise.world import World
 
 MASKED = (1, 3)  # steps of which nothing counts
@@ -89,6 +91,34 @@ def test_an_overflow_of_a_stand_in_leaves_no_trace():
             torch.testing.assert_close(after, alone, rtol=1e-12, atol=1e-12, msg=strategy)
 
 
+def frozen_later(world):
+    """What is said, and whether the frozen weights stay, if a layer is frozen after the second step."""
+    found = {}
+    for find_unused in (False, True):
+        torch.manual_seed(0)
+        model = prepare(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).double(), world, find_unused=find_unused)
+        step = ExactStep(model, torch.optim.AdamW(model.parameters()), lambda m, b: m(b["x"]).mean(1), world=world)
+        arrays, order = {"x": np.random.default_rng(0).normal(size=(48, 6))}, Order(48, batch_size=10, seed=1)
+        loader = ArrayLoader(arrays, order, seed=1, rank=world.rank, world_size=world.world_size)
+        said, weights = "", []
+        try:
+            for number, each in enumerate(loader):
+                model.module[0].requires_grad_(number < 2)
+                step(each)
+                weights.append(model.module[0].weight.detach().clone())
+        except StepError as error:
+            said = str(error)
+        found[find_unused] = said, [not torch.equal(a, b) for a, b in pairwise(weights)]
+    return found
+
+
+def test_layers_that_are_frozen_in_mid_run_are_named():
+    """Torch counts the parameters that were trainable when it wrapped the model, not those of now."""
+    for found in run_ranks(frozen_later, 2):
+        assert found[False][0].startswith("0.weight, 0.bias became frozen after the model was prepared")
+        assert found[True] == ("", [True, False, False, False])
+
+
 def factored(world, folder):
     """Adafactor, saved after one step under ddp and zero1, and gone on with under either; and what fsdp says."""
     ends = {}
@@ -137,3 +167,28 @@ def test_an_error_of_the_step_function_says_where_it_came():
         step(batches[2])
     samples = ", ".join(map(str, batches[2][0].ids.tolist()))
     assert caught.value.__notes__ == [f"in step 2 of epoch 0 on rank 0, with the samples {samples}"]
+
+
+def test_an_error_before_the_first_step_says_that_it_was_there():
+    """A model of another dtype than the batch fails there; torch's message names neither model nor field."""
+    _, model, optimizer, batches = make(World.single(), "ddp", torch.optim.SGD)
+    model.half()
+    with pytest.raises(RuntimeError, match="must have the same dtype") as caught:
+        ExactStep(model, optimizer, lambda model, batch: model(batch["x"]).mean(1), world=World.single())(batches[0])
+    of_dtypes, of_place = caught.value.__notes__
+    assert of_dtypes.startswith("the parameters of the model are float16, but the batch has ['x'] of float64: ")
+    sample = batches[0][0].ids[0]
+    assert of_place == f"in the pass of weight zero before the first step, on rank 0, with sample {sample}"
+
+
+def test_an_error_of_the_evaluation_says_where_it_came():
+    """Its note names rank and samples."""
+    _, model, _, _ = make(World.single(), "ddp", torch.optim.SGD)
+
+    def fails(model, batch):
+        raise KeyError("labels")
+
+    val = ArrayLoader({"x": np.ones((6, 6))}, Order(6, batch_size=4, kind="sequential", seed=0), seed=0)
+    with pytest.raises(KeyError, match="labels") as caught:
+        evaluate(model, val, fails, world=World.single())
+    assert caught.value.__notes__ == ["in the evaluation on rank 0, with the samples 0, 1, 2, 3"]

@@ -376,7 +376,15 @@ class FeedLoader(CursorLoader):
         )
 
     def _transformed(self, transform: BatchTransform, share: Share, fields: dict[str, Any]) -> dict[str, Any]:
-        made = transform(fields, self._placer.keys(step_keys(share.step, share.ids)))
+        keys, step = self._placer.keys(step_keys(share.step, share.ids)), share.step
+        try:
+            made = transform(fields, keys)
+        except Exception as error:
+            error.add_note(
+                f"in batch_transform= at step {step.index} of epoch {step.epoch} (positions {step.start} to "
+                f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
+            )
+            raise
         if not isinstance(made, Mapping):
             raise ConfigError(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return dict(made)

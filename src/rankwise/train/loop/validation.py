@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise import vitals
 from rankwise.data.contract import Batch
+from rankwise.guard.findings import listed
 from rankwise.train.loaders.streams import StreamLoader, as_held_out
 from rankwise.train.models.passes import Precision, autocasting, in_eval_mode
 from rankwise.train.models.sharding import is_sharded
 from rankwise.train.models.wrapped_models import unwrapped
 from rankwise.train.step.ledger import RunningMeans
 from rankwise.train.step.output import read_output
-from rankwise.train.step.warmup import held_sample
+from rankwise.train.step.warmup import held_sample, note_dtypes
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -73,9 +74,16 @@ def evaluate(
             for batch in batches:
                 if held is not None and not len(batch.ids):
                     step_fn(module, held)  # all ranks gather the parameters together
-                if len(batch.ids):
+                if not len(batch.ids):
+                    continue
+                try:
                     output = read_output(step_fn(module, batch), batch)
-                    means.add(((output.total.detach(), output.weight), output.metrics))
+                except Exception as error:
+                    note_dtypes(error, module, batch)
+                    ids = listed([str(i) for i in batch.ids], most=16)
+                    error.add_note(f"in the evaluation on rank {world.rank}, with the samples {ids}")
+                    raise
+                means.add(((output.total.detach(), output.weight), output.metrics))
     return means.reduce(world)
 
 

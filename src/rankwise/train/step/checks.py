@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["check_model", "check_optimizer", "check_scheduler", "lone_sample"]
+__all__ = ["check_model", "check_optimizer", "check_precision", "check_scheduler", "lone_sample"]
 
 _LOG = logging.getLogger("rankwise.train")
 _said: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
@@ -118,6 +118,27 @@ def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
             "step() needs no argument"
         )
     _check_parameters(model, optimizer, world)
+
+
+def check_precision(model: nn.Module, optimizer: Any, scaler: Any, world: World) -> None:
+    """Refuse float16 parameters together with a loss scale; warn about them without one, on the main rank.
+
+    Raises:
+        ConfigError: there is a scaler, which cannot unscale their gradients.
+    """
+    import torch
+
+    trained = [(name, p) for name, p in unwrapped(model).named_parameters() if p.requires_grad]
+    half = [plain_name(name) for name, p in trained if p.dtype is torch.float16]
+    mend = 'keep the model in float32, and pass precision="fp16" or "bf16" for arithmetic in half precision'
+    if half and scaler is not None:
+        raise ConfigError(
+            f"{len(half)} trainable parameters are float16: {listed(half)}; but a scaled loss needs float32 ones, "
+            f"whose gradients it can unscale: {mend}"
+        )
+    if half and world.is_main:
+        text = "%d trainable parameters are float16, in which small updates vanish and Adam's divide by zero: %s; %s"
+        _warn_once(optimizer, text, len(half), listed(half), mend)
 
 
 def _check_parameters(model: nn.Module, optimizer: Any, world: World) -> None:

@@ -17,11 +17,11 @@ from rankwise.train.loaders.streams import after_step, counted_samples
 from rankwise.train.models.passes import Precision, autocasting, held_pass, make_scaler
 from rankwise.train.models.sharding import shards_state, watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
-from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
+from rankwise.train.step.checks import check_model, check_optimizer, check_precision, check_scheduler
 from rankwise.train.step.ledger import StepReport, describe_problems, first_nonfinite, step_place
 from rankwise.train.step.output import StepOutput, on_host, read_output
 from rankwise.train.step.schedules import step_schedule
-from rankwise.train.step.warmup import FirstPass, explained, held_sample, unused_text, warm_up
+from rankwise.train.step.warmup import FirstPass, explained, held_sample, reduced_names, unused_text, warm_up
 from rankwise.train.step.window import Window, note_synchronised
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
@@ -71,7 +71,7 @@ class ExactStep:
     Raises:
         ConfigError: the model does not sum its gradients over the ranks of the world (pass it through `prepare`) or
             is sharded in an unsupported way; the optimizer has tensors that are not the model's, is a list,
-            or needs a closure; the scheduler's step needs a value.
+            or needs a closure; the scheduler's step needs a value; the loss is scaled, but parameters are float16.
     """
 
     def __init__(
@@ -100,9 +100,11 @@ class ExactStep:
         self._max_grad_norm = max_grad_norm
         self._counted = counted
         self.scaler = make_scaler(precision, self._world, scaler)
+        check_precision(model, optimizer, self.scaler, self._world)
         # a rank whose optimizer has only a part of the gradient may miss an overflow in the others' parts
         self._shares_overflows = self._world.world_size > 1 and shards_state(optimizer)
         self._held: Batch | None = None
+        self._reduced: tuple[str, ...] = ()
         self._may_skip = False
         self.lone_sample = ""
 
@@ -178,6 +180,7 @@ class ExactStep:
         held = held_sample(batches, self._world)
         mine = warm_up(self._model, self._step_fn, held, self._world)
         note_synchronised(self._model)
+        self._reduced = reduced_names(self._model)
         skips = any(getattr(batch, "may_skip", False) for batch in batches)
         # ranks must agree: a rank that does not need the all-reduce would leave the others waiting in it
         seen: list[FirstPass] = self._world.all_gather_object(replace(mine, may_skip=skips))
@@ -261,7 +264,7 @@ class ExactStep:
         try:
             answer = self._step_fn(self._model, batch)
         except RuntimeError as error:
-            raise explained(error, self._model)  # noqa: B904  (the cause is set where it is explained)
+            raise explained(error, self._model, self._reduced)  # noqa: B904  (the cause is set where it is explained)
         output = read_output(answer, batch)
         if empty:
             window.backward(output.total * 0, 0.0)
@@ -272,7 +275,7 @@ class ExactStep:
         try:
             window.backward(total, output.weight)
         except RuntimeError as error:
-            raise explained(error, self._model)  # noqa: B904
+            raise explained(error, self._model, self._reduced)  # noqa: B904
         return output
 
     def _check_count(self, output: StepOutput, batch: Batch) -> None:

@@ -19,9 +19,10 @@ from rankwise.train.step.output import read_output
 from rankwise.world import World
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-__all__ = ["FirstPass", "explained", "held_sample", "unused_text", "warm_up"]
+__all__ = ["FirstPass", "explained", "held_sample", "note_dtypes", "reduced_names", "unused_text", "warm_up"]
 
 
 def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
@@ -72,15 +73,21 @@ def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> First
         _watched_norms(model, needs_two, len(batch.ids)),
         watched_units(model) as (left, entered),
     ):
-        output = read_output(step_fn(model, batch), batch)
-        if world.world_size > 1:
-            (output.total * 0).backward()  # type: ignore[no-untyped-call]
+        try:
+            output = read_output(step_fn(model, batch), batch)
+            if world.world_size > 1:
+                (output.total * 0).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            note_dtypes(error, model, batch)
+            ids = listed(dict.fromkeys(map(str, batch.ids)))
+            error.add_note(f"in the pass of weight zero before the first step, on rank {world.rank}, with sample {ids}")
+            raise
     replicas, unused = replicas_in(model), tuple[str, ...]()
     if entered:
         unused = () if finds_unused(model) else tuple(left)
     elif replicas is not None and not (replicas.find_unused_parameters or replicas.static_graph):
-        named, ignored = replicas.module.named_parameters(), replicas.parameters_to_ignore
-        unused = tuple(name for name, p in named if p.requires_grad and p.grad is None and name not in ignored)
+        named = dict(replicas.module.named_parameters())
+        unused = tuple(name for name in reduced_names(model) if named[name].grad is None)
     model.zero_grad(set_to_none=True)
     return FirstPass(counted=output.counted, unused=unused, needs_two=tuple(needs_two), units=tuple(entered))
 
@@ -116,8 +123,50 @@ def unused_text(names: Sequence[str], where: str) -> str:
     )
 
 
-def explained(error: RuntimeError, model: nn.Module) -> Exception:
-    """Return torch's errors about unused parameters (by name) and about a second backward pass; others unchanged."""
+def note_dtypes(error: Exception, model: nn.Module, batch: Batch) -> None:
+    """Add the dtypes of parameters and batch to torch's errors about dtypes that differ, which name neither."""
+    import torch
+    from torch.utils._pytree import tree_flatten_with_path
+
+    if not isinstance(error, RuntimeError) or not re.search(r"dtype|scalar type|input type", str(error), re.IGNORECASE):
+        return
+    own = {_dtype(p) for p in model.parameters() if p.is_floating_point()}
+    held = getattr(batch, "data" if hasattr(batch, "data") else "fields", None)  # of a dataset or stream; of arrays
+    given = {
+        "".join(map(str, path)): _dtype(leaf)
+        for path, leaf in tree_flatten_with_path(held)[0]
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    }
+    if own and not own.issuperset(given.values()):
+        error.add_note(
+            f"the parameters of the model are {' and '.join(sorted(own))}, but the batch has "
+            + ", ".join(f"{name} of {dtype}" for name, dtype in given.items())
+            + ': keep the model in float32 (precision="bf16" or "fp16" computes in half precision), or cast these '
+            "fields in the step function or in transform="
+        )
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def reduced_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the parameters whose gradients DistributedDataParallel waits for, in its order, if none changed since."""
+    replicas = replicas_in(model)
+    if replicas is None:
+        return ()
+    named, ignored = replicas.module.named_parameters(), replicas.parameters_to_ignore
+    return tuple(name for name, p in named if p.requires_grad and name not in ignored)
+
+
+def explained(error: RuntimeError, model: nn.Module, names: Sequence[str]) -> Exception:
+    """Return torch's errors about unused parameters (by name) and about a second backward pass; others unchanged.
+
+    Args:
+        error: torch's error.
+        model: the prepared model.
+        names: its `reduced_names` before the first step: torch counts the parameters that were trainable then.
+    """
     replicas, text = replicas_in(model), str(error)
     if "backward through the graph a second time" in text:
         made = StepError(
@@ -129,8 +178,14 @@ def explained(error: RuntimeError, model: nn.Module) -> Exception:
     found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
     if replicas is None or found is None:
         return error
-    names = [name for name, p in replicas.module.named_parameters() if p.requires_grad]
-    names = [name for name in names if name not in replicas.parameters_to_ignore]
-    made = StepError(unused_text([names[int(i)] for i in found[1].split() if int(i) < len(names)], "in the last step"))
+    missing, now = [names[int(i)] for i in found[1].split() if int(i) < len(names)], reduced_names(model)
+    if frozen := [name for name in missing if name not in now]:
+        made = StepError(
+            f"{listed(frozen)} became frozen after the model was prepared for several ranks, which still wait for the "
+            "gradients: freeze before prepare() or Trainer(), or pass the option find_unused_parameters=True of "
+            "DistributedDataParallel, which allows it later"
+        )
+    else:
+        made = StepError(unused_text(missing, "in the last step"))
     made.__cause__ = error
     return made

@@ -7,6 +7,19 @@ import torch
 import rankwise.data.crops as damacy
 
 
+def test_an_error_of_batch_transform_names_the_samples(volume, config):
+    """The user's own exception arrives, with the samples of its batch as a note."""
+
+    def fail(fields, _keys):
+        raise ValueError("as a user's code does")
+
+    with damacy.Pipeline(config(batch_transform=fail, pop_timeout_s=None)) as p:
+        p.push(volume.samples(5))
+        with pytest.raises(ValueError, match="as a user's") as caught:
+            p.pop()
+    assert caught.value.__notes__[0].startswith("in batch_transform= of the samples 0, 1")
+
+
 def test_transforms_see_the_key(volume, config):
     """transform= gets NumPy arrays and the sample's key, batch_transform= the batch and its keys, on the device."""
     seen = {}

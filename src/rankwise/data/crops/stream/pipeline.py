@@ -322,7 +322,12 @@ class Pipeline:
     def _transformed(self, fields: dict[str, Any], item: Ready) -> Mapping[str, Any]:
         if self.config.batch_transform is None:
             return fields
-        made = self.config.batch_transform(dict(fields), self._placer.keys(item.key))
+        keys = self._placer.keys(item.key)
+        try:
+            made = self.config.batch_transform(dict(fields), keys)
+        except Exception as error:
+            error.add_note(f"in batch_transform= of the samples {', '.join(map(str, item.numbers))}, by order of push")
+            raise
         if not isinstance(made, Mapping):
             raise InvalidArgument(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")
         return made
