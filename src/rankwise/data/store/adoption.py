@@ -33,9 +33,10 @@ class AdoptedArrays:
         Raises:
             DataError: the array cannot form batches, or its metadata are invalid.
         """
-        folder = _folder(array)
-        if folder is not None:
-            return read_meta(folder)
+        from zarr.storage import LocalStore
+
+        if type(array.store) is LocalStore:  # a subclass may do more than read files
+            return read_meta(Path(array.store.root) / array.path)
         place = self._keep(array)
         codec = ChunkCodec(kind="zarr", why=f"a {type(array.store).__name__}")
         return replace(array_of(_node(array, place)), codec=codec, index=None)
@@ -67,13 +68,6 @@ class AdoptedArrays:
             number += 1
             place = f"{name}#{number}"
         return place
-
-
-def _folder(array: zarr.Array[Any]) -> Path | None:
-    from zarr.storage import LocalStore
-
-    # a subclass of the store may do more than read files
-    return Path(array.store.root) / array.path if type(array.store) is LocalStore else None
 
 
 def _node(array: zarr.Array[Any], place: str) -> Node:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rankwise._files import write_whole
 from rankwise.data.store.catalogue.recorder import check_stores
@@ -37,8 +37,8 @@ class Catalogue:
         self._table = table
         self._rows = {place: row for row, place in enumerate(table.places)}
         # Many arrays have equal documents, so parsing each distinct one once costs almost nothing.
-        self._parsed = lru_cache(maxsize=4096)(self._parse_text)
-        self._bare = lru_cache(maxsize=4096)(self._bare_array)
+        self._parsed = lru_cache(maxsize=4096)(lambda number: json.loads(table.texts[number]))
+        self._bare = lru_cache(maxsize=4096)(lambda *key: array_of(self._node("", *key)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, verify: bool = False, workers: int = 16) -> Self:
@@ -171,12 +171,6 @@ class Catalogue:
         if kind[-1] == "2":
             return v2_node(place, f".z{kind[:-1]}", found, own)
         return node_of(place, {**found, "attributes": own} if attributes >= 0 else found)
-
-    def _parse_text(self, number: int) -> Any:
-        return json.loads(self._table.texts[number])
-
-    def _bare_array(self, kind: str, document: int, attributes: int) -> ArrayMeta:
-        return array_of(self._node("", kind, document, attributes))
 
     @cached_property
     def _images(self) -> tuple[ImageRef, ...]:

@@ -59,7 +59,8 @@ def _chosen(asked: str) -> tuple[Decoder, str]:
     try:
         return _kernel(), ""
     except Exception as error:  # noqa: BLE001  (whatever goes wrong while compiling: there is another way)
-        return ThreadsDecoder(), _reason(error)
+        first, *_ = str(error).strip().split("\n")
+        return ThreadsDecoder(), f"{type(error).__name__}: {first}".rstrip(": ")
 
 
 def _kernel() -> Decoder:
@@ -70,11 +71,6 @@ def _kernel() -> Decoder:
     decoder = KernelDecoder()
     self_test(decoder)
     return decoder
-
-
-def _reason(error: Exception) -> str:
-    first = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
 
 
 _FILL = 7

@@ -14,7 +14,6 @@ from rankwise._process.place import speaking_rank
 from rankwise.data.contract import BoolArray, DType, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
 from rankwise.data.store.files import ArrayCheck
-from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.shard import MISSING
 from rankwise.errors import DataError
@@ -128,6 +127,10 @@ def changed_chunks(plan: BoxPlan, array_check: ArrayCheck) -> dict[int, ChunkFai
 
 
 _LOG = logging.getLogger(__name__)
+_SLOW = (
+    "%s is decoded by zarr-python, chunk by chunk, which is slower than the compiled kernel: %s. Other arrays of this "
+    "kind are not reported; statistics count their chunks as slow"
+)
 _said: set[str] = set()
 _judged: set[tuple[DType, DType, bool]] = set()
 
@@ -141,20 +144,11 @@ def warn_arrays(request: BoxRequest) -> None:
     scaled = request.scale is not None
     for array in request.arrays:  # for every plan: it must be cheap
         if array.codec.kind == "zarr" and array.codec.why not in _said:
-            _warn_slow_array(array)
+            _said.add(array.codec.why)
+            if speaking_rank(os.environ) == 0:
+                _LOG.warning(_SLOW, array.place, array.codec.why)
         if (array.dtype, request.dtype, scaled) not in _judged:
             warn_lossy_conversion(array.place, array.dtype, request.dtype, scaled=scaled)
-
-
-def _warn_slow_array(array: ArrayMeta) -> None:
-    _said.add(array.codec.why)
-    if speaking_rank(os.environ) == 0:
-        _LOG.warning(
-            "%s is decoded by zarr-python, chunk by chunk, which is slower than the compiled kernel: %s. Other "
-            "arrays of this kind are not reported; statistics count their chunks as slow",
-            array.place,
-            array.codec.why,
-        )
 
 
 def warn_lossy_conversion(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:

@@ -66,8 +66,10 @@ class MetaCache:
         """Return the metadata of an array, from memory if they are still valid."""
         with self._lock:  # not while documents are read: two threads may read the same ones, and keep equal results
             kept = self._kept.get(place)
-        if kept is not None and self._is_true(place, kept[1], kept[2]):
-            return kept[0]
+        if kept is not None:
+            meta, stamps, read_at = kept
+            if self._clock() - read_at < _REMOTE_NS if "://" in place else _stamps(place) == stamps:
+                return meta
         # Stamps from before and after: if another process writes in between, the result is returned but not kept.
         began, before = self._clock(), _stamps(place)
         meta = read(place)
@@ -78,11 +80,6 @@ class MetaCache:
                 if len(self._kept) > self._capacity:
                     self._kept.popitem(last=False)
         return meta
-
-    def _is_true(self, place: str, stamps: _Stamps, read_at: int) -> bool:
-        if "://" in place:
-            return self._clock() - read_at < _REMOTE_NS
-        return _stamps(place) == stamps
 
 
 def _stamps(place: str) -> _Stamps:

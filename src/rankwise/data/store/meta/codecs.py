@@ -124,9 +124,7 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
     Raises:
         UnsupportedError: our decoders do not support the codecs.
     """
-    if type(codecs) is not list or not codecs:
-        raise UnsupportedError(f"codecs {codecs!r}")
-    if _name(codecs[0]) != "sharding_indexed":
+    if _name(_listed(codecs)[0]) != "sharding_indexed":
         return Coding(chunks=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
     index = _index_layout(codecs, grid)
     config = codecs[0]["configuration"]

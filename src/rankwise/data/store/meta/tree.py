@@ -162,16 +162,11 @@ def _inside(group: Node, nodes: Nodes) -> str:
     for name, known in nodes.inside(group.place, group).items():
         node = known or nodes.node(f"{group.place}/{name}")
         if node is not None:
-            kinds[_kind(node)].append(name)
+            is_image = node.kind == "group" and "multiscales" in ome_attributes(node)
+            kinds["images" if is_image else f"{node.kind}s"].append(name)
         if sum(map(len, kinds.values())) > _MOST:
             break
     return "; ".join(f"the {kind} {_names(names)}" for kind, names in kinds.items() if names) or "nothing"
-
-
-def _kind(node: Node) -> str:
-    if node.kind == "array":
-        return "arrays"
-    return "images" if "multiscales" in ome_attributes(node) else "groups"
 
 
 def _names(names: list[str]) -> str:

@@ -223,10 +223,11 @@ def _plain_image(node: Node, nodes: Nodes) -> Image:
 def _read(node: Node, ome: Mapping[str, Any], multiscale: Any, nodes: Nodes) -> Image:
     place = f"the image {node.place}"
     axes = read_axes(multiscale, place)
+    version = ome.get("version", multiscale.get("version"))
     return Image(
         place=node.place,
         name=str(take(multiscale, "name", (str, type(None)), place, default="") or ""),
-        version=_version(ome, multiscale),
+        version=version if isinstance(version, str) else "",
         axes=axes,
         levels=_levels(node, multiscale, axes, nodes),
         channels=_channels(ome, place),
@@ -286,11 +287,6 @@ def _relative(levels: list[ImageLevel]) -> tuple[ImageLevel, ...]:
         )
         for level in levels
     )
-
-
-def _version(ome: Mapping[str, Any], multiscale: Any) -> str:
-    stated = ome.get("version", multiscale.get("version"))
-    return stated if isinstance(stated, str) else ""
 
 
 def _channels(ome: Mapping[str, Any], place: str) -> tuple[str, ...]:

@@ -88,7 +88,9 @@ def open_store(location: Location, options: RemoteOptions) -> Any:
     if location.kind == "memory":
         return memory_store(location.root)
     client, config = _arguments(location, options)
-    key = (location.root, options.retry_deadline_s, _frozen(client), _frozen(config), _environment())
+    # what stores read there; a user may fix it in a running notebook
+    environment = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
+    key = (location.root, options.retry_deadline_s, *map(_frozen, (client, config, environment)))
     with _lock:
         if key in _stores:
             _stores.move_to_end(key)
@@ -152,11 +154,6 @@ def _endpoint(location: Location, given: Mapping[str, Any]) -> str:
     if "endpoint" in given or location.kind != "s3":
         return str(given.get("endpoint", ""))
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-
-
-def _environment() -> tuple[tuple[str, str], ...]:
-    """Return the environment variables that stores read; a user may fix them in a running notebook."""
-    return _frozen({name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))})
 
 
 def _frozen(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
