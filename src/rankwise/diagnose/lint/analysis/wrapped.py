@@ -244,6 +244,7 @@ def is_rebound(wrap: Wrap, call: Call) -> bool:
             inside = (
                 value is not None
                 and not _is_name(value, f"{wrap.text}.module")
+                and not (isinstance(value, ast.Call) and "unwrap" in last(text_of(value.func)))
                 and wrap.text in {text_of(part) for part in ast.walk(value) if isinstance(part, ast.expr)}
             )
             if not inside:

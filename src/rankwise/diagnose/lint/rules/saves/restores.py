@@ -20,7 +20,7 @@ from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Place, Scope
-from rankwise.diagnose.lint.analysis.wrapped import is_rebound, known_wraps, wraps
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -132,15 +132,15 @@ def resume(net, path):
 )  # fmt: skip
 def load_on_one_rank(module: Module) -> Iterator[Hit]:
     """load_state_dict under a test of the rank, of a wrapped model or an optimizer."""
-    wrapped = {name: wrap for wrap in known_wraps(module) for name in (wrap.text, f"{wrap.text}.module")}
+    known = known_wraps(module)
     for call in module.methods("load_state_dict"):
         place = guarded_place(module, call.place)
-        wrap = wrapped.get(call.base)
+        named = (each for each in known if call.base in {each.text, f"{each.text}.module"})
+        wrap = next((each for each in named if sees(module, each, call)), None)
         if place is None or _is_handed_on(module, call):
             continue
         late = wrap is not None and (
-            wrap.place.scope is not place.scope
-            or (position(place.stmt) > position(wrap.call.node) and not is_rebound(wrap, call))
+            wrap.place.scope is not place.scope or position(place.stmt) > position(wrap.call.node)
         )
         branch = next(found for found in place.branches if found.side)
         both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)

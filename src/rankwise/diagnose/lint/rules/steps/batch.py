@@ -48,7 +48,8 @@ def target_not_moved(module: Module) -> Iterator[Hit]:
         # a batch that is handed on may be moved as a whole
         if batch and any(text_of(arg) == batch for call in inside if call.text != "len" for arg in call.node.args):
             continue
-        names |= {ast.unparse(arg): True for call in inside for arg in call.node.args if _is_item(arg, batch)}
+        given = (part for call in inside for arg in call.node.args for part in ast.walk(arg)) if batch else ()
+        names |= {ast.unparse(part): True for part in given if _is_item(part, batch)}
         moved = {
             ast.unparse(call.node.func.value)
             for call in inside
@@ -89,7 +90,7 @@ def _parts(module: Module, loop: ast.stmt) -> tuple[dict[str, bool], str]:
     return {name: all(found.text != name for found in bound) for name in names}, ""
 
 
-def _is_item(node: ast.expr | None, batch: str) -> bool:
+def _is_item(node: ast.AST | None, batch: str) -> bool:
     """Whether it is ``batch["label"]`` or ``batch[1]``."""
     item = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
     return item and bool(batch) and text_of(node.value) == batch  # type: ignore[union-attr]
@@ -177,7 +178,11 @@ def _is_on_cpu(module: Module, node: ast.expr, scope: Scope, depth: int = 5) -> 
     name = module.name_of(shown.func)
     if name in _FRESH:
         return name != "torch.as_tensor" or isinstance(shown.args[0], ast.List)
-    if isinstance(shown.func, ast.Attribute) and not name and shown.func.attr not in {"to", "cuda", "type", "type_as"}:
+    if (
+        isinstance(shown.func, ast.Attribute)
+        and (not name or "()" in name)
+        and shown.func.attr not in {"to", "cuda", "type", "type_as"}
+    ):
         return _is_on_cpu(module, shown.func.value, scope, depth - 1)
     return name in {"torch.sqrt", "torch.log", "torch.clamp"} and _is_on_cpu(module, shown.args[0], scope, depth - 1)
 
