@@ -151,6 +151,7 @@ def main(net, batches, optimizer):
         optimizer.step()
 """,
     "a model that every rank writes": HEAD + """
+dist.init_process_group("gloo")
 def main(net, batches, optimizer, folder):""" + TRAINED + """
     model.module.save_pretrained(folder)  #> save-on-all-ranks
     if dist.get_rank() == 0:

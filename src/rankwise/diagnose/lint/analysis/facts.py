@@ -24,6 +24,7 @@ __all__ = [
     "environment_reads",
     "environment_writes",
     "guard_of",
+    "guarded_place",
     "has_framework",
     "is_before_ranks",
     "is_const",
@@ -197,16 +198,21 @@ def guard_of(place: Place) -> Branch | None:
     return next((branch for branch in reversed(place.branches) if branch.side), None)
 
 
+def guarded_place(module: Module, place: Place, depth: int = 3) -> Place | None:
+    """Return the place that a test of the rank keeps to one side: this, or a call of its function if all are so."""
+    if place.side is not None or depth == 0:
+        return place if place.side is not None else None
+    scope = next((found for found in place.scope.chain() if found.is_function), None)
+    calls = module.callers(scope) if scope is not None else []
+    found = [guarded_place(module, call.place, depth - 1) for call in calls if call.place.scope is not scope]
+    sides = {each.side if each is not None else None for each in found}
+    return found[0] if len(sides) == 1 else None
+
+
 def effective_side(module: Module, place: Place, depth: int = 3) -> Side | None:
     """Return the side of a place; inside a function that is only called on one side, that side."""
-    if place.side is not None or depth == 0:
-        return place.side
-    scope = next((found for found in place.scope.chain() if found.is_function), None)
-    if scope is None:
-        return None
-    calls = module.callers(scope)
-    sides = {effective_side(module, call.place, depth - 1) for call in calls if call.place.scope is not scope}
-    return sides.pop() if len(sides) == 1 else None
+    found = guarded_place(module, place, depth)
+    return None if found is None else found.side
 
 
 def backward_passes(module: Module) -> list[Call]:

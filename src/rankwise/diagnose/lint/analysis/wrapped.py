@@ -10,11 +10,23 @@ from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 
-__all__ = ["DDP", "DEVICE_MOVES", "WRAPPERS", "Wrap", "is_rebound", "known_wraps", "sees", "wraps"]
+__all__ = [
+    "DDP",
+    "DEVICE_MOVES",
+    "WRAPPERS",
+    "Wrap",
+    "is_rebound",
+    "known_prepared",
+    "known_shards",
+    "known_wraps",
+    "sees",
+    "wraps",
+]
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DEVICE_MOVES = frozenset({"to", "cuda", "cpu"})
 WRAPPERS = (DDP, "apex.parallel.DistributedDataParallel")
+_MOST_NAMES = 100  # of functions that call each other in a circle
 _SHARDS = ("torch.distributed.fsdp.FullyShardedDataParallel",)
 
 
@@ -80,9 +92,39 @@ def _wraps(module: Module, wrappers: tuple[str, ...]) -> Iterator[Wrap]:
 
 def known_wraps(module: Module, *, sharded: bool = False) -> list[Wrap]:
     """Return the wraps of DDP, or of FSDP, too, each with the other names that the file gives to what it returns."""
-    key = f"known wraps {sharded}"
+    first = [*wraps(module), *(_wraps(module, _SHARDS) if sharded else ())]
+    return _with_names(module, f"known wraps {sharded}", first)
+
+
+def known_shards(module: Module) -> list[Wrap]:
+    """Return the models that fully_shard changes in place, each with its other names and those of its callers."""
+    found = [
+        Wrap(text_of(call.node.args[0]), text_of(call.node.args[0]), call, call)
+        for call in module.named("torch.distributed.fsdp.fully_shard")
+        if call.node.args
+    ]
+    for wrap in found:  # grows while it is read
+        scope = wrap.place.scope
+        for call, part in module.given(scope, wrap.text) if wrap.text in scope.params else ():
+            if isinstance(part, ast.Name | ast.Attribute) and len(found) < _MOST_NAMES:
+                found.append(Wrap(text_of(part), "", call, wrap.made))
+    return _with_names(module, "known shards", found)
+
+
+def known_prepared(module: Module) -> list[Wrap]:
+    """Return the models that Accelerate's prepare() gives back, with their other names: DDP where ranks are several."""
+    found = []
+    models = {call.base for call in module.methods("train", "eval", "parameters", "named_parameters")}
+    for call in module.methods("prepare") if "accelerate.Accelerator" in module.by_name else ():
+        for target in call.place.stmt.targets if isinstance(call.place.stmt, ast.Assign) else ():
+            parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            if call.place.stmt.value is call.node and len(parts) == len(call.node.args):  # type: ignore[attr-defined]
+                found += [Wrap(text_of(part), "", call, call) for part in parts if text_of(part) in models]
+    return _with_names(module, "known prepared", found)
+
+
+def _with_names(module: Module, key: str, found: list[Wrap]) -> list[Wrap]:
     if key not in module.cache:
-        found = [*wraps(module), *(_wraps(module, _SHARDS) if sharded else ())]
         seen = {(wrap.text, wrap.place.scope) for wrap in found if wrap.text}
         for wrap in found:  # grows while it is read
             for more in (*_results(module, wrap), *_others(module, wrap), *_parameters(module, wrap, found)):
@@ -202,6 +244,7 @@ def is_rebound(wrap: Wrap, call: Call) -> bool:
             inside = (
                 value is not None
                 and not _is_name(value, f"{wrap.text}.module")
+                and not (isinstance(value, ast.Call) and "unwrap" in last(text_of(value.func)))
                 and wrap.text in {text_of(part) for part in ast.walk(value) if isinstance(part, ast.expr)}
             )
             if not inside:

@@ -78,7 +78,9 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
         return
     seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
     # what a function seeds by what it is given is told by its calls
-    told = {seed: module.callers(seed.place.scope) for seed in seeds if names_in(seed.node) & set(seed.place.scope.params)}
+    told = {
+        seed: module.callers(seed.place.scope) for seed in seeds if names_in(seed.node) & set(seed.place.scope.params)
+    }
     seeds = [each for seed in seeds for each in told.get(seed) or [seed]]
     for call in calls:
         if call.argument("generator", 2) is not None and call.method == "random_split":

@@ -186,10 +186,23 @@ def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
         static = () if backend is not None and backend[0] != "static" else ("--master-addr",)
         if command.option("--rdzv-endpoint", *static):
             continue
+        if count is None and start is not None and _is_on_each_node(file, command):
+            yield Hit(command.words[start], {"number": str(job_nodes(file))})
         # --standalone is for one machine, and whoever starts the file gives the number
         given = count is not None and "--standalone" in command.texts and re.fullmatch(r"\$\{?\d\}?", count[0])
         if count is not None and (given or num_nodes(file, command) > 1):
             yield Hit(count[1], {"number": count[0]})
+
+
+def _is_on_each_node(file: LaunchFile, command: Command) -> bool:
+    """Whether srun starts a line once on each node of a job, and nothing tells the line of the others."""
+    alone = (
+        any(command.option(name) for name in ("-w", "--nodelist", "-r", "--relative"))
+        or "--standalone" in command.texts
+    )
+    nodes = own(command, "nodes", "-N") or str(job_nodes(file))
+    one = tasks_per_node(file, command) != 1 or own(command, "ntasks", "-n") == "1"
+    return command.find("srun") == 0 and not alone and not one and (not nodes.isdigit() or int(nodes) > 1)
 
 
 rule(

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.effects import is_alike, is_on_all, missing_file, runs_ranks, starts_ranks, writes
-from rankwise.diagnose.lint.analysis.facts import has_framework, is_distributed
+from rankwise.diagnose.lint.analysis.facts import effective_side, has_framework, is_distributed
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
-from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
+from rankwise.diagnose.lint.analysis.wrapped import known_shards, known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -325,13 +325,14 @@ def shards_of_one_rank(module: Module) -> Iterator[Hit]:
     """torch.save of the state of what fully_shard has sharded, on the main rank only."""
     if _GATHERS.search(module.source):
         return
-    sharded = [
-        (text_of(call.node.args[0]), call)
-        for call in module.named("torch.distributed.fsdp.fully_shard")
-        if call.node.args
-    ]
-    for call in module.methods("state_dict") if sharded else ():
-        saved = any(call.node in ast.walk(save.node) for save in module.named("torch.save"))
-        mine = [made for text, made in sharded if text == call.base and made.place.scope is call.place.scope]
-        if saved and call.place.side == "main" and any(position(made.node) < position(call.node) for made in mine):
-            yield Hit(call.node, {"name": call.base})
+    known = known_shards(module)
+    for save in module.named("torch.save") if known else ():
+        saved = save.argument("obj", 0)
+        if saved is None or effective_side(module, save.place) != "main":
+            continue
+        for part in _held(module, saved, save):
+            call = module.call_of.get(part) if isinstance(part, ast.Call) else None
+            if call is None or call.method != "state_dict":
+                continue
+            if any(wrap.text == call.base and sees(module, wrap, call) for wrap in known):
+                yield Hit(call.node, {"name": call.base})

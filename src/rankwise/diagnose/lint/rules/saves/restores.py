@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.effects import is_own_file, starts_ranks
 from rankwise.diagnose.lint.analysis.facts import (
+    RANKS,
+    guarded_place,
     is_before_ranks,
     loops_around,
     loops_of_epochs,
@@ -17,8 +19,8 @@ from rankwise.diagnose.lint.analysis.facts import (
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Scope
-from rankwise.diagnose.lint.analysis.wrapped import is_rebound, known_wraps, wraps
+from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Place, Scope
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -130,38 +132,36 @@ def resume(net, path):
 )  # fmt: skip
 def load_on_one_rank(module: Module) -> Iterator[Hit]:
     """load_state_dict under a test of the rank, of a wrapped model or an optimizer."""
-    wrapped = {name: wrap for wrap in known_wraps(module) for name in (wrap.text, f"{wrap.text}.module")}
+    known = known_wraps(module)
     for call in module.methods("load_state_dict"):
-        side = call.place.side
-        wrap = wrapped.get(call.base)
-        if side is None or _is_handed_on(module, call):
+        place = guarded_place(module, call.place)
+        named = (each for each in known if call.base in {each.text, f"{each.text}.module"})
+        wrap = next((each for each in named if sees(module, each, call)), None)
+        if place is None or _is_handed_on(module, call):
             continue
         late = wrap is not None and (
-            wrap.place.scope is not call.place.scope
-            or (position(call.node) > position(wrap.call.node) and not is_rebound(wrap, call))
+            wrap.place.scope is not place.scope or position(place.stmt) > position(wrap.call.node)
         )
-        branch = next(found for found in call.place.branches if found.side)
+        branch = next(found for found in place.branches if found.side)
         both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
-        own = [found for found in module.exits if found.place.scope is call.place.scope]
-        loads = (
-            re.search("load|resume|restore", call.place.scope.name) is not None
-        )  # its callers go on with what it loads
-        exits = not loads and any(found.place.side == side for found in own) and not _gives_on_both(own)
+        own = [found for found in module.exits if found.place.scope is place.scope]
+        loads = re.search("load|resume|restore", place.scope.name) is not None  # its callers go on with what it loads
+        exits = not loads and any(found.place.side == place.side for found in own) and not _gives_on_both(own)
         if (
             not both
             and not exits
-            and not _is_behind_training(module, call)
-            and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower())))
+            and not _is_behind_training(module, place)
+            and (late or (wraps(module) and re.search(r"optim|sched|^(self\.)?opt$", call.base.lower())))
         ):
-            ranks = "the main rank" if side == "main" else "ranks other than the main one"
-            yield Hit(call.node, {"name": call.base, "ranks": ranks})
+            values = {"name": call.base, "ranks": RANKS[place.side or "main"]}
+            yield Hit(call.node if place is call.place else place.stmt, values)
 
 
-def _is_behind_training(module: Module, call: Call) -> bool:
-    """Whether all loops that train in a call's function stand above it: what is loaded is only tested, or shown."""
+def _is_behind_training(module: Module, place: Place) -> bool:
+    """Whether all loops that train in a place's function stand above it: what is loaded is only tested, or shown."""
     around = loops_around(module)
-    loops = [loop for loop in loops_of_epochs(module) if loop in around and around[loop][0] is call.place.scope]
-    return bool(loops) and all((loop.end_lineno or 0) < call.node.lineno for loop in loops)
+    loops = [loop for loop in loops_of_epochs(module) if loop in around and around[loop][0] is place.scope]
+    return bool(loops) and all((loop.end_lineno or 0) < place.stmt.lineno for loop in loops)
 
 
 def _is_handed_on(module: Module, call: Call) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import is_distributed, names_in, training_loops, uses_cuda
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Hit, rule
 
@@ -43,26 +43,57 @@ def train(model, loader, criterion, device):
 def target_not_moved(module: Module) -> Iterator[Hit]:
     """For x, y in loader: x moves, y goes into the loss as it came."""
     for loop in training_loops(module):
-        target = loop.target if isinstance(loop, ast.For) else None
-        if isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(target.elts[1], ast.Tuple):
-            target = target.elts[1]  # for i, (x, y) in enumerate(loader)
-        if not isinstance(target, ast.Tuple) or not all(isinstance(part, ast.Name) for part in target.elts):
-            continue
-        names = [part.id for part in target.elts if isinstance(part, ast.Name)]
+        names, batch = _parts(module, loop)
         inside = [call for call in module.calls if loop in call.place.loops]
-        moved = {call.base for call in inside if call.method in {"to", "cuda"}} & set(names)
-        for name in names:
-            if not moved or name in moved:
-                continue
-            bound = any(found.text == name and loop in found.place.loops for found in module.bindings)
+        # a batch that is handed on may be moved as a whole
+        if batch and any(text_of(arg) == batch for call in inside if call.text != "len" for arg in call.node.args):
+            continue
+        given = (part for call in inside for arg in call.node.args for part in ast.walk(arg)) if batch else ()
+        names |= {ast.unparse(part): True for part in given if _is_item(part, batch)}
+        moved = {
+            ast.unparse(call.node.func.value)
+            for call in inside
+            if call.method in {"to", "cuda"} and isinstance(call.node.func, ast.Attribute)
+        }
+        if batch in moved:
+            continue
+        moved = {text for text in moved if text in names or (batch and text.startswith(f"{batch}["))}
+        for name in sorted(name for name, stays in names.items() if moved and stays and name not in moved):
             losses = [call for call in inside if _takes_loss(module, call, name)]
             others = [
                 call
                 for call in inside
-                if call not in losses and any(isinstance(arg, ast.Name) and arg.id == name for arg in call.node.args)
+                if call not in losses and any(ast.unparse(arg) == name for arg in call.node.args)
             ]
-            if losses and not bound and not others:
+            if losses and not others:
                 yield Hit(losses[0].node, {"name": name, "moved": min(moved)})
+
+
+def _parts(module: Module, loop: ast.stmt) -> tuple[dict[str, bool], str]:
+    """Return the names of the parts of a loop's batch, and whether each keeps its value, and the name of the batch or ""."""
+    target = loop.target if isinstance(loop, ast.For) else None
+    if isinstance(target, ast.Tuple) and len(target.elts) == 2 and re.search(r"\benumerate\(", ast.unparse(loop.iter)):  # type: ignore[attr-defined]
+        target = target.elts[1]  # for i, (x, y) in enumerate(loader)
+    bound = [found for found in module.bindings if loop in found.place.loops]
+    if isinstance(target, ast.Name):
+        if any(found.text == target.id for found in bound):
+            return {}, ""
+        # what a tuple of names, or one name, takes out of it
+        taken = {
+            found.text
+            for found in bound
+            if _is_item(found.value, target.id)
+            or (found.value is None and text_of(getattr(found.place.stmt, "value", target)) == target.id)
+        }
+        return {name: sum(found.text == name for found in bound) == 1 for name in taken}, target.id
+    names = [part.id for part in target.elts if isinstance(part, ast.Name)] if isinstance(target, ast.Tuple) else []
+    return {name: all(found.text != name for found in bound) for name in names}, ""
+
+
+def _is_item(node: ast.AST | None, batch: str) -> bool:
+    """Whether it is ``batch["label"]`` or ``batch[1]``."""
+    item = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+    return item and bool(batch) and text_of(node.value) == batch  # type: ignore[union-attr]
 
 
 _VIEWS = frozenset("view reshape flatten squeeze unsqueeze contiguous long float ravel".split())
@@ -76,18 +107,21 @@ def _takes_loss(module: Module, call: Call, name: str) -> bool:
     if not known and not re.search(r"criterion|loss_f|_loss$|cross_entropy|loss_fn|^loss_func", call.method):
         return False
     # the lengths that CTC takes behind its target may stay on the CPU
+    if any(isinstance(arg, ast.Call) and text_of(arg).endswith(".cpu()") for arg in call.node.args[:1]):
+        return False
     given = call.node.args[1:2] if "ctc" in f"{call.method} {full}".lower() else call.node.args[1:]
     return any(_is_view(arg, name) for arg in given)
 
 
 def _is_view(node: ast.expr, name: str) -> bool:
-    while True:
+    while ast.unparse(node) != name:
         if isinstance(node, ast.Subscript):
             node = node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
             node = node.func.value
         else:
-            return isinstance(node, ast.Name) and node.id == name
+            return False
+    return True
 
 
 @rule(
@@ -115,22 +149,48 @@ def loss_weight_device(module: Module) -> Iterator[Hit]:
     if not uses_cuda(module) or module.has_call("set_default_device", "set_default_tensor_type"):
         return
     for call in module.calls:
-        if not call.name.startswith("torch.nn.") or not call.method.endswith("Loss"):
-            continue
-        for word in call.node.keywords:
-            if word.arg not in {"weight", "pos_weight"}:
-                continue
-            made = module.value(word.value, call.place.scope)
-            if not isinstance(made, ast.Call) or module.name_of(made.func) not in {
-                "torch.tensor",
-                "torch.Tensor",
-                "torch.FloatTensor",
-                "torch.ones",
-            }:
-                continue
-            if any(found.arg == "device" for found in made.keywords) or _moved_later(module, call):
-                continue
-            yield Hit(word, {"name": word.arg, "loss": call.method})
+        known = call.name.startswith("torch.nn.") and (call.method.endswith("Loss") or call.method in _LOSSES)
+        for word in ("weight", "pos_weight") if known else ():
+            index = {"weight": 0, "pos_weight": None} if call.method.endswith("Loss") else {"weight": 2}
+            given = call.argument(word, index.get(word)) if call.method not in _UNWEIGHTED else None
+            if given is not None and _is_on_cpu(module, given, call.place.scope) and not _moved_later(module, call):
+                yield Hit(given, {"name": word, "loss": call.method})
+
+
+_LOSSES = frozenset("cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits".split())
+# what takes another thing first
+_UNWEIGHTED = frozenset("MSELoss L1Loss SmoothL1Loss HuberLoss KLDivLoss CTCLoss PoissonNLLLoss".split())
+_FRESH = frozenset(f"torch.{name}" for name in "tensor Tensor FloatTensor as_tensor from_numpy ones zeros full".split())
+
+
+def _is_on_cpu(module: Module, node: ast.expr, scope: Scope, depth: int = 5) -> bool:
+    """Whether a value is computed from fresh tensors that nothing moves."""
+    shown = module.value(node, scope)
+    text = text_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    if shown is None or not depth or (text and len(list(module.bindings_of(text, scope))) > 1):
+        return False
+    if isinstance(shown, ast.BinOp):
+        sides = [each for each in (shown.left, shown.right) if not isinstance(each, ast.Constant)]
+        known = [_is_on_cpu(module, each, scope, depth - 1) or _is_number(each) for each in sides]
+        return all(known) and not all(map(_is_number, sides))
+    if not isinstance(shown, ast.Call) or any(word.arg == "device" for word in shown.keywords):
+        return False
+    name = module.name_of(shown.func)
+    if name in _FRESH:
+        return name != "torch.as_tensor" or isinstance(shown.args[0], ast.List)
+    if (
+        isinstance(shown.func, ast.Attribute)
+        and (not name or "()" in name)
+        and shown.func.attr not in {"to", "cuda", "type", "type_as"}
+    ):
+        return _is_on_cpu(module, shown.func.value, scope, depth - 1)
+    return name in {"torch.sqrt", "torch.log", "torch.clamp"} and _is_on_cpu(module, shown.args[0], scope, depth - 1)
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) or (
+        isinstance(node, ast.Call) and text_of(node.func) in {"len", "float", "int"}
+    )
 
 
 def _moved_later(module: Module, call: Call) -> bool:

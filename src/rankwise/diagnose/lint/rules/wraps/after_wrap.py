@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import is_const
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope, excludes
 from rankwise.diagnose.lint.analysis.wrapped import DEVICE_MOVES, WRAPPERS, Wrap, is_rebound, known_wraps, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place
-from rankwise.diagnose.lint.analysis.wrapped import DDP, Wrap, is_rebound, known_wraps, sees
+from rankwise.diagnose.lint.analysis.wrapped import DDP, Wrap, is_rebound, known_prepared, known_wraps, sees
 from rankwise.diagnose.lint.record import Hit, rule
 
 # the public attributes of nn.Module and of DistributedDataParallel
@@ -30,12 +30,13 @@ OWN = frozenset(
     "use_side_stream_for_tensor_copies".split()
 )
 # what it was told to be, or to answer for, in this file
+_OTHERS = re.compile(r"deepspeed|fsdp|FullySharded|megatron", re.IGNORECASE)
 _DELEGATES = re.compile(r"__getattr__|\bsetattr\(")
 
 
 @rule(
     "RW221", "attribute-of-wrapped", "error", "medium",
-    message="{name} is DDP around the model and has no {attribute!r}: AttributeError; ask {name}.module",
+    message="{name} is DDP around the model and has no {attribute!r}: AttributeError; ask {asked}",
     why="DDP hands on the forward pass and nothing else. Methods and attributes of the model itself (save_pretrained, generate, "
     "config) are those of model.module.",
     wrong="""
@@ -60,7 +61,10 @@ def save(net, path):
 )  # fmt: skip
 def attribute_of_wrapped(module: Module) -> Iterator[Hit]:
     """model.save_pretrained() and the like of a name that means the wrapped model in every run."""
-    known = [wrap for wrap in known_wraps(module) if wrap.made.name == DDP and _is_certain(module, wrap)]
+    known = [wrap for wrap in known_wraps(module) if wrap.made.name == DDP]
+    # the wrappers of DeepSpeed and FSDP hand attributes on
+    known += [] if _OTHERS.search(module.source) else known_prepared(module)
+    known = [wrap for wrap in known if _is_certain(module, wrap)]
     if not known or _DELEGATES.search(module.source) or "mmcv" in module.source:
         return
     texts = {wrap.text for wrap in known}
@@ -74,9 +78,12 @@ def attribute_of_wrapped(module: Module) -> Iterator[Hit]:
         at = Call(ast.copy_location(ast.Call(node, [], []), node), "", place)
         if place.tries or _is_asked(place, base):
             continue
-        if any(wrap.text == base and sees(module, wrap, at) and _is_behind(module, wrap, at) for wrap in known):
-            seen.add(line)
-            yield Hit(node, {"name": base, "attribute": node.attr})
+        for wrap in known:
+            if line not in seen and wrap.text == base and sees(module, wrap, at) and _is_behind(module, wrap, at):
+                seen.add(line)
+                prepared = wrap.made.method == "prepare"
+                asked = f"{wrap.made.base}.unwrap_model({base})" if prepared else f"{base}.module"
+                yield Hit(node, {"name": base, "attribute": node.attr, "asked": asked})
 
 
 def _attributes(module: Module, texts: set[str]) -> Iterator[tuple[ast.Attribute, Place]]:

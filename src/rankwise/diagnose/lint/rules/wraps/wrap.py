@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
@@ -97,7 +98,9 @@ def bad_ddp_kwarg(module: Module) -> Iterator[Hit]:
                 yield Hit(word, {"name": word.arg, "hint": hint})
 
 
-_ALL_GPUS = re.compile(r"(list\(|\[(int\()?\w+\)? for \w+ in |\[\*)?range\(.*(device_count|n_?gpu|num_gpus).*", re.DOTALL)
+_ALL_GPUS = re.compile(
+    r"(list\(|\[(int\()?\w+\)? for \w+ in |\[\*)?range\(.*(device_count|n_?gpu|num_gpus).*", re.DOTALL
+)
 
 
 @rule(
@@ -166,18 +169,31 @@ def dataparallel_module(module: Module) -> Iterator[Hit]:
     ignore="something that was imported starts it.",
 )  # fmt: skip
 def missing_init(module: Module) -> Iterator[Hit]:
-    """A wrap at the top of a file that imports nothing but torch and the standard library."""
+    """A wrap in a program that imports nothing which could start a group."""
     if has_framework(module) or any("init" in call.method for call in module.calls if call.method != "__init__"):
         return
-    known = set("torch os sys time math json argparse random numpy pathlib torchvision functools".split())
-    if any(
-        name.partition(".")[0] not in known
-        for name in (*module.imports.modules, *(n for n, _, _ in module.imports.nodes))
-    ):
+    roots = {name.partition(".")[0] for name in (*module.imports.modules, *(n for n, _, _ in module.imports.nodes))}
+    if roots - _STARTS_NOTHING or "*" in module.imports.bound:
         return
     for wrap in wraps(module):
-        if wrap.place.scope.parent is None and not wrap.place.branches:
+        if _is_run_here(module, wrap.place.scope) and not any(branch.taken is False for branch in wrap.place.branches):
             yield Hit(wrap.call.node.func)
+
+
+# of others' packages, those that leave process groups alone
+_STARTS_NOTHING = sys.stdlib_module_names | frozenset(
+    "torch numpy torchvision torchaudio pandas PIL cv2 sklearn scipy matplotlib tqdm timm albumentations librosa h5py nibabel "
+    "segmentation_models_pytorch wandb yaml einops skimage omegaconf torchmetrics".split()
+)
+
+
+def _is_run_here(module: Module, scope: Scope, depth: int = 4) -> bool:
+    """Whether the program itself comes to a place: it stands at the top, or in a function that the top calls."""
+    if scope.parent is None:
+        return True
+    function = next((found for found in scope.chain() if found.is_function), None)
+    calls = module.callers(function) if function is not None and depth else []
+    return any(_is_run_here(module, call.place.scope, depth - 1) for call in calls)
 
 
 @rule(
