@@ -1,10 +1,15 @@
-"""Precision and recall of `rankwise lint` on public scripts that were labelled by reading.
+"""Precision and recall of `rankwise lint` on scripts that were labelled by reading.
 
-    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--round 1|...|12] [--all]
+    python bench/lint_accuracy.py --written [--round 1|2|3]
+    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--round 1|...|13] [--all]
 
-FOLDER holds the scripts as PACKAGE/PATH, or OWNER/REPOSITORY/PATH; `--fetch` takes what is missing of packages out of
-the published wheels with `pip download` (nothing is installed or run). Files of repositories are to be put there by
-hand; those that are not there are left out, and said. A file whose SHA-256 is not the labelled one is refused.
+`--written` takes the scripts that were written for the purpose, in three sets, which are kept with their labels in
+tests/diagnose/lint/written_scripts.zip.
+
+The other form takes public scripts, which are not kept. FOLDER holds them as PACKAGE/PATH, or OWNER/REPOSITORY/PATH;
+`--fetch` takes what is missing of packages out of the published wheels with `pip download` (nothing is installed or
+run). Files of repositories are to be put there by hand; those that are not there are left out, and said. A file whose
+SHA-256 is not the labelled one is refused.
 
 A finding is a hit if a label has its slug and a line within 2 of its line; several findings for one label are one hit.
 What a label calls doubtful counts neither as a hit nor as a false alarm. Rules, and labels of rules, that the default
@@ -34,7 +39,9 @@ NEAR_LINES = 2
 SPLITS = ("work", "held-out")
 ROUNDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 HINTS = frozenset(rule.slug for rule in RULES if rule.level == "info")
-LABELS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint" / "corpus.json"
+TESTS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint"
+LABELS = TESTS / "corpus.json"
+WRITTEN = TESTS / "written_scripts.zip"
 
 
 @dataclass(slots=True)
@@ -166,9 +173,22 @@ def measure(scripts: list[dict[str, Any]], folder: Path, *, hints: bool = False)
         if report.failures:
             print(f"not checked: {script['package']}/{script['path']}: {report.failures[0].message}")
         asked = [label for label in script["labels"] if hints or label["slug"] not in HINTS]
-        found = [(each.rule.slug, each.line) for each in report.findings]
+        starts = cell_starts(path)
+        found = [(each.rule.slug, starts.get(each.cell, 0) + each.line) for each in report.findings]
         compare(outcome, script | {"labels": asked}, found)
     return outcome
+
+
+def cell_starts(path: Path) -> dict[int | None, int]:
+    """Return how many lines of code stand before each cell of a notebook: labels count lines over all code cells."""
+    starts: dict[int | None, int] = {}
+    if path.suffix == ".ipynb":
+        before = 0
+        for number, cell in enumerate(json.loads(path.read_text())["cells"], 1):
+            if cell["cell_type"] == "code":
+                starts[number] = before
+                before += len("".join(cell["source"]).rstrip("\n").split("\n"))
+    return starts
 
 
 def show(title: str, outcome: Outcome) -> None:
@@ -194,15 +214,32 @@ def show(title: str, outcome: Outcome) -> None:
             print(f"{word}: {place}")
 
 
+def measure_written(sets: Iterable[int] = (1, 2, 3)) -> dict[int, Outcome]:
+    """Unpack the written scripts, and measure each set."""
+    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(WRITTEN) as archive:
+        archive.extractall(scratch)
+        scripts = json.loads(archive.read("labels.json"))["scripts"]
+        return {n: measure([each for each in scripts if each["round"] == n], Path(scratch)) for n in sets}
+
+
 def main() -> None:
     """Read the labels, get the scripts, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--written", action="store_true", help="the scripts that were written for the purpose")
     parser.add_argument("--labels", type=Path, default=LABELS)
     parser.add_argument("--fetch", action="store_true", help="download the wheels of missing scripts")
-    parser.add_argument("--round", type=int, choices=ROUNDS, help="one only; default all")
+    parser.add_argument("--round", type=int, choices=ROUNDS, help="one round, or written set, only; default all")
     parser.add_argument("--all", action="store_true", help="count rules of level info, too")
     options = parser.parse_args()
+    if options.written:
+        if options.round and options.round > 3:
+            parser.error("the written scripts are sets 1, 2 and 3")
+        for number, outcome in measure_written([options.round] if options.round else (1, 2, 3)).items():
+            show(f"written set {number}", outcome)
+        return
+    if options.folder is None:
+        parser.error("give the FOLDER of the public scripts, or --written")
     scripts = json.loads(options.labels.read_text())["scripts"]
     if options.fetch:
         fetch(scripts, options.folder)
