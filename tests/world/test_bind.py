@@ -329,7 +329,7 @@ STRANGER = """
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False,
                           timeout=datetime.timedelta(seconds=200))
     number = store.add(HELLOS, 1)
-    store.set(f"{HELLOS}/{number}", "0123456789abcdef")
+    store.set(f"rankwise/hello/{number}", "0123456789abcdef")
     store.wait(["rankwise/answer/0123456789abcdef"])
     print(store.get("rankwise/answer/0123456789abcdef").decode())
 """

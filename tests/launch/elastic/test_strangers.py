@@ -42,10 +42,9 @@ time.sleep(600)
 CLIENT = """
 import datetime, sys
 from torch.distributed import TCPStore
-from rankwise.world.rendezvous.protocol import HELLOS
 store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=datetime.timedelta(seconds=120))
 store.set("a stranger's key", "x" * 100_000)
-store.set(f"{HELLOS}/1000", "not signed")
+store.set("rankwise/hello/1000", "not signed")
 assert store.add("a stranger's count", 1) == 1
 store.set_timeout(datetime.timedelta(seconds=2))
 try:

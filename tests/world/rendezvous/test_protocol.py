@@ -45,7 +45,7 @@ def test_all_ranks_learn_the_same():
 def test_a_used_store_does_no_harm():
     """An attempt after another on the same store, with hellos of dead ranks in it: each meets under its own prefix."""
     store = dist.HashStore()
-    store.set(f"{HELLOS}/1", "of-a-rank-that-died")
+    store.set("rankwise/hello/1", "of-a-rank-that-died")
     store.add(HELLOS, 2)  # the second never wrote its hello
     prefixes = set()
     for _ in range(3):
@@ -53,6 +53,14 @@ def test_a_used_store_does_no_harm():
         assert first == second
         prefixes.add(first.prefix)
     assert len(prefixes) == 3
+
+
+def test_ranks_of_earlier_versions_are_heard():
+    """The keys of a hello never change: else ranks of two versions wait for each other, and never learn that."""
+    store = dist.HashStore()
+    store.set(f"rankwise/hello/{store.add('rankwise/hellos', 1)}", "of-an-earlier-version")
+    meet_all(store, [info(0), info(1)])
+    assert store.check(["rankwise/answer/of-an-earlier-version"])
 
 
 def test_a_missing_rank_is_named():
@@ -109,7 +117,7 @@ def test_a_shared_gpu_can_be_allowed():
 def hello_of_a_stranger(store, text):
     """What somebody does who knows the protocol and the port, and nothing else."""
     number = store.add(HELLOS, 1)
-    store.set(f"{HELLOS}/{number}", text)
+    store.set(f"rankwise/hello/{number}", text)
 
 
 @pytest.mark.parametrize("text", ["deadbeef", f"{'0' * 64} deadbeef", b"\xff\xfe \x00", ""])

@@ -49,7 +49,7 @@ SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 _POLL_S = 0.01
 _GRACE_S = 10.0  # after a rank has reported an error, how long the others get to arrive and read the verdict
 _PREFIX = "rankwise"
-HELLOS = f"{_PREFIX}/hellos"  # the number of hellos, which any process can increase; each lies under its number
+HELLOS = f"{_PREFIX}/hellos"  # the number of hellos, which any process can increase; "hello/N" are they themselves
 _MAX_HELLOS = 100_000  # checked per turn
 
 _log = logging.getLogger("rankwise.world")
@@ -250,7 +250,7 @@ def _join(signed: SignedStore, info: RankInfo, deadline: float) -> Layout:
     store = signed.store
     nonce = secrets.token_hex(8)
     number = store.add(HELLOS, 1)
-    signed.put(f"{HELLOS}/{number}", nonce)
+    signed.put(f"{_PREFIX}/hello/{number}", nonce)
     prefix = signed.prefix(_await(signed, f"{_PREFIX}/answer/{nonce}", deadline, info))
     arrived = store.add(f"{prefix}/arrived", 1)
     signed.put(f"{prefix}/info/{arrived}", json.dumps(asdict(info)))
@@ -353,7 +353,7 @@ def _collect(signed: SignedStore, own: RankInfo, salt: str, deadline: float) -> 
 
 def _answer(signed: SignedStore, number: int, salt: str) -> bool:
     """Answer a hello if it has arrived; refuse a stranger's, so that a rank of another job fails at once."""
-    key = f"{HELLOS}/{number}"
+    key = f"{_PREFIX}/hello/{number}"
     if not signed.store.check([key]):
         return False
     nonce = signed.read(key)
