@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise._files import write_whole
-from rankwise._process.addresses import address_towards, interface_of, is_loopback
+from rankwise._process.addresses import address_towards, interface_of, is_loopback, resolve
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.server import Server
 from rankwise.launch.elastic.token import derived_secret
@@ -167,7 +167,8 @@ def _receive(folder: Path) -> Rendezvous:
 def _address_towards(host: str) -> str:
     address = address_towards(host)
     if not address:
-        raise LaunchError(f"this node cannot reach {host!r}, another host of this job: look at its routes")
+        why = "look at its routes" if resolve(host) else "its name is unknown here: look at /etc/hosts and DNS"
+        raise LaunchError(f"this node cannot reach {host!r}, another host of this job; {why}")
     return address
 
 
