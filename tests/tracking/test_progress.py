@@ -62,6 +62,14 @@ def test_a_slow_down_shows():
     assert meter.wait_share == pytest.approx(0.9)
 
 
+def test_without_a_stderr_nothing_is_shown(monkeypatch):
+    """Python has no sys.stderr in a process started with `2>&-`; a training there goes on."""
+    monkeypatch.setattr("sys.stderr", None)
+    with Progress(MAIN, total_steps=3) as progress:
+        progress.update(1, loss=0.5, samples=3)
+        progress.print("hello")
+
+
 def test_other_ranks_are_silent_and_read_nothing():
     """Off the main rank nothing is printed, and no loss is read from a device."""
 

@@ -29,7 +29,7 @@ class Progress:
         total_steps: steps of the whole run, for the bar and the time left; None if unknown.
         epochs: epochs of the whole run; None if unknown.
         plain_every_s: seconds between plain lines if the output is no terminal.
-        file: where to write; default stderr.
+        file: where to write; default stderr, if it is open.
         clock: seconds, monotonic.
 
     Raises:
@@ -51,10 +51,10 @@ class Progress:
                 "progress needs total_steps >= 0, epochs >= 0 and plain_every_s > 0, got "
                 f"{total_steps}, {epochs} and {plain_every_s}"
             )
-        self._active = world.is_main
+        self._file: Any = sys.stderr if file is None else file
+        self._active = world.is_main and self._file is not None  # without a stderr (`2>&-`) nothing is shown
         self._total_steps = total_steps
         self._epochs = epochs
-        self._file = sys.stderr if file is None else file
         self._clock = clock
         self._meter = Meter(clock())
         self._every_s = plain_every_s

@@ -1,6 +1,6 @@
 """A log gets a line now and then."""
 
-from rankwise.data.rows.collection.progress import Lines
+from rankwise.data.rows.collection.progress import Lines, Progress, watched_progress
 
 
 def test_a_line_every_ten_seconds_and_at_the_end(capsys):
@@ -16,3 +16,11 @@ def test_a_line_every_ten_seconds_and_at_the_end(capsys):
         "reading 300/1,000 rows, 25 rows/s, 0:00:28 left",
         "reading 1,000/1,000 rows, 42 rows/s, 0:00:00 left",
     ]
+
+
+def test_without_a_stderr_nothing_is_shown(monkeypatch, tmp_path):
+    """Python has no sys.stderr in a process started with `2>&-`; writing goes on, even if progress is wished."""
+    monkeypatch.setattr("sys.stderr", None)
+    for enabled in (None, True):
+        with Progress(10, enabled=enabled), watched_progress(tmp_path, enabled=enabled):
+            pass

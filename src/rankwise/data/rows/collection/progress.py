@@ -58,7 +58,7 @@ class Progress:
 
     def __init__(self, num_rows: int, *, enabled: bool | None = None, told: Path | None = None) -> None:
         self._num_rows = num_rows
-        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._enabled = _is_shown(enabled=enabled)
         self._told = told
         self._counts: dict[str, float] = {}
         self._bars: Any = None
@@ -109,10 +109,16 @@ class Progress:
             self._bars.update(task, rate=f"{speed:,.0f} rows/s" if speed else "")
 
 
+def _is_shown(*, enabled: bool | None) -> bool:
+    if sys.stderr is None:  # in a process started with `2>&-`
+        return False
+    return sys.stderr.isatty() if enabled is None else enabled
+
+
 @contextlib.contextmanager
 def watched_progress(folder: Path, *, enabled: bool | None = None) -> Iterator[None]:
     """Show the progress of processes that this one started to write a collection; None = on a terminal."""
-    if not (sys.stderr.isatty() if enabled is None else enabled):
+    if not _is_shown(enabled=enabled):
         yield
         return
     done = threading.Event()
