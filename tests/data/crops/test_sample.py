@@ -93,3 +93,11 @@ def test_channels_and_levels_are_part_of_a_crop():
     assert Take(channel=np.int64(3)).channel == 3
     assert Take(channel=np.arange(2)).channel == Take(channel=[0, 1]).channel
     assert sample.key == 7
+
+
+@pytest.mark.parametrize("channel", [1.5, [0.5], [None]])
+def test_what_is_no_channel(channel):
+    """A fraction is neither a name nor a number."""
+    for make in (lambda: Take(channel=channel), lambda: Crop("a", ((0, 4),), channel=channel)):
+        with pytest.raises(InvalidArgument, match="channel= must be names or whole numbers"):
+            make()

@@ -124,7 +124,10 @@ def plain_channel(channel: Channel) -> str | int | tuple[str | int, ...] | None:
         return channel
     if isinstance(channel, int | np.integer):
         return int(channel)
-    return tuple(one if isinstance(one, str) else operator.index(one) for one in channel)
+    try:
+        return tuple(one if isinstance(one, str) else operator.index(one) for one in channel)
+    except TypeError:
+        raise InvalidArgument(f"channel= must be names or whole numbers of channels, got {channel!r}") from None
 
 
 def _box(aabb: Any, uri: str) -> AABB:

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 
 from rankwise.data.rows import DatasetCollection, Loader, RowSource, verify_rows
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, DataError
 from rankwise.testing.stores.small_rows import small_anndata
 
 NEW_ROWS = "new rows are shuffled among themselves"
@@ -177,3 +177,19 @@ def test_names_with_a_slash_are_refused(tmp_path):
     made.var["a/b"] = 1.0
     with pytest.raises(ConfigError, match="var of in memory 0 has columns with a slash"):
         DatasetCollection(tmp_path / "a.zarr").add_adatas([made])
+
+
+@pytest.mark.parametrize("values", [["a", "b", "\ud800c"], pd.Categorical(["a", "b", "\ud800c"])])
+def test_a_text_that_no_store_holds(tmp_path, values):
+    """Half of a surrogate pair, from a wrong decoding, has no form in UTF-8: the column is named before anything."""
+    made = anndata.AnnData(np.ones((3, 2), "f4"), obs=pd.DataFrame({"c": values}, index=list("xyz")))
+    with pytest.raises(DataError, match=r"obs column 'c'.*the text '\\ud800c' has no form in UTF-8"):
+        DatasetCollection(tmp_path / "c.zarr").add_adatas([made])
+
+
+def test_a_column_that_would_be_replaced(tmp_path):
+    """`src_row` is the number of the row in its source: one of the user's own is not lost without a word."""
+    made = anndata.AnnData(np.ones((3, 2), "f4"), obs=pd.DataFrame({"src_row": [7, 8, 9]}, index=list("xyz")))
+    with pytest.warns(UserWarning, match="obs column 'src_row' of in memory 0 is replaced") as found:
+        DatasetCollection(tmp_path / "c.zarr").add_adatas([made])
+    assert [one.filename for one in found] == [__file__]

@@ -192,3 +192,13 @@ def test_from_memory_to_a_collection(adata, tmp_path):
     collection = DatasetCollection(tmp_path / "cells.zarr").add_adatas([adata], rng=0)
     found = rows_of(OrderedLoader(collection, order=Order(collection, batch_size=16), obs=["n"], device=None))
     assert sorted(found["n", row] for row in range(60)) == list(range(60))
+
+
+@pytest.mark.parametrize("table", ["obs", "var"])
+def test_a_file_without_a_table(adata, tmp_path, table):
+    """It is said to lack the table, not to be of an old format."""
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    with h5py.File(tmp_path / "a.h5ad", "a") as held:
+        del held[table]
+    with pytest.raises(DataError, match=f"a.h5ad has no table {table}"):
+        RowSource(tmp_path / "a.h5ad", matrices=["X"])

@@ -75,3 +75,19 @@ def test_rows_of_a_part_of_a_collection(tmp_path):
         part = DatasetCollection(tmp_path / "part.zarr").add_adatas([tmp_path / "part.h5ad"], rng=0, matrices=["X"])
     assert set(part.obs(["src_path"])["src_path"]) == {str(tmp_path / "plate.h5ad")}
     assert verify_rows(tmp_path / "part.zarr") == []
+
+
+def test_inputs_in_memory_of_several_writes(tmp_path):
+    """Each write numbers its inputs from 0: rows of two writes are not the same ones, also after a reshuffle."""
+    place, inputs = tmp_path / "c.zarr", [small_anndata(20, 5, seed=seed) for seed in (0, 1)]
+    with warnings.catch_warnings(action="ignore"):
+        for one in inputs:
+            made = DatasetCollection(place).add_adatas([one], rng=0, matrices=["X"])
+        assert verify_rows(place) == []
+        shutil.copytree(place, tmp_path / "d.zarr")
+        made.add_adatas([], reshuffle=True, rng=0)
+    assert verify_rows(place) == []
+    document = json.loads((tmp_path / "d.zarr" / "zarr.json").read_bytes())
+    document["attributes"]["rankwise"]["writes"][1]["datasets"] = ["dataset_0", "dataset_1"]
+    (tmp_path / "d.zarr" / "zarr.json").write_text(json.dumps(document))
+    assert verify_rows(tmp_path / "d.zarr") == ["20 rows occur twice, by their src_path and src_row"]

@@ -1,5 +1,6 @@
 """Catalogues: everything that stores say about themselves, in one file, without touching them again."""
 
+import gc
 import os
 import pickle
 import shutil
@@ -8,6 +9,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import Catalogue, build_catalogue, iter_images, list_arrays, open_image, open_plate, read_meta
+from rankwise.data.store.catalogue.recorder import RecordingNodes
 from rankwise.data.store.meta import STORES
 from rankwise.errors import DataError
 
@@ -160,3 +162,18 @@ def test_each_document_is_read_once(writer, tmp_path, monkeypatch):
     read.clear()
     catalogue.images()[0].open()
     assert read == []
+
+
+def test_a_zip_file_is_named(tmp_path):
+    """Somebody may have a whole store in it."""
+    (tmp_path / "a.zip").write_bytes(b"PK\x03\x04")
+    with pytest.raises(DataError, match=r"not a rankwise catalogue.*ZIP file is not supported: unpack it"):
+        Catalogue.load(tmp_path / "a.zip")
+
+
+def test_what_was_recorded_is_freed(data):
+    """Images of a catalogue do not keep the documents that were read to build it."""
+    made = build_catalogue([str(data)])
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is RecordingNodes]
+    assert made.images()

@@ -1,5 +1,9 @@
 """Numbers for arrays: equal for equal ones, never given twice."""
 
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -63,3 +67,18 @@ def test_an_array_in_use_is_not_forgotten(meta, few):
     for number in range(50):
         serials.serial(replace(meta, place=str(number)))
         assert serials.serial(meta) == first
+
+
+def test_threads_that_ask_together_get_one_number(meta, monkeypatch):
+    """Else an array would count twice, and its chunks be kept twice."""
+    serials, others, numbers = made(), threading.Barrier(2), itertools.count()
+
+    class Numbers:
+        def __next__(self):
+            with suppress(threading.BrokenBarrierError):
+                others.wait(0.2)  # a second thread is let in, if it can be
+            return next(numbers)
+
+    monkeypatch.setattr(plan_cache, "_numbers", Numbers())
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(serials.serial, [meta, replace(meta)]))) == 1

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rankwise.data.store.files import HandleCache, file_limit, handles
+from rankwise.testing.faults import fork_while_held
 
 
 def test_the_least_recently_used_is_closed(tmp_path):
@@ -96,3 +97,11 @@ def test_readers_share_the_limit_of_the_process(tmp_path):
     """)
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_opens_files():
+    """A thread of the parent had just made a cache of its own."""
+    setup = "from rankwise.data.store.files import handles"
+    child = "handles.HandleCache(); os._exit(7)"
+    assert fork_while_held(setup, lock="handles._CACHES_LOCK", child=child) == 7

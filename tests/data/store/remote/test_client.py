@@ -2,6 +2,9 @@
 
 import gc
 import os
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
@@ -94,3 +97,17 @@ def test_a_forked_child_forgets_them_without_a_wait(lock):
         files._open().submit(lambda client: None).result()
     """
     assert fork_while_held(setup, lock=lock, child="files.close(); del files; os._exit(7)") == 7
+
+
+def test_a_python_without_the_hook_for_its_end():
+    """The hook is none of the public ones: without it the program waits at its end, but it runs."""
+    code = """
+        import concurrent.futures.thread, threading
+        del threading._register_atexit
+        from rankwise.data.store.remote import client
+        print(client._ending.is_set())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")

@@ -46,12 +46,22 @@ def scan_records(path: Path, num_arrays: int) -> Iterator[tuple[int, list[int], 
 
 
 def as_texts(values: Iterable[Any]) -> NDArray:
-    """Return values as texts, object[n]: str, or None for what pandas treats as missing."""
+    """Return values as texts, object[n]: str, or None for what pandas treats as missing.
+
+    Raises:
+        DataError: a text has no form in UTF-8, in which stores hold texts.
+    """
     import pandas as pd
 
     held = np.asarray(values, dtype=object)
     texts = np.empty(len(held), dtype=object)
     texts[:] = [None if gone else str(one) for one, gone in zip(held.tolist(), pd.isna(held).tolist(), strict=True)]
+    try:
+        "".join(filter(None, texts)).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        text = next(text for text in filter(None, texts) if half in text)
+        raise DataError(f"the text {text!r} has no form in UTF-8: remove the half of a surrogate pair") from error
     return texts
 
 

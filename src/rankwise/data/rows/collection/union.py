@@ -47,7 +47,7 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: st
         warnings.warn(
             f"{few_names(strange)} has no variable in common with {parts[0][0]}, and gets separate columns. If "
             "only the names differ, rename them with load_adata=",
-            stacklevel=7,
+            stacklevel=8,
         )
     anndata = load_anndata()
     with warnings.catch_warnings():
@@ -223,6 +223,11 @@ def _sources(held: Input, labels: Any) -> dict[str, Column]:
     if not own:
         codes = np.broadcast_to(labels.get_loc(held.label), held.num_rows)
         made[SOURCE] = Column(name=SOURCE, kind="category", values=codes, categories=labels)
+    if not own and SOURCE_ROW in held.columns:
+        warnings.warn(
+            f"obs column {SOURCE_ROW!r} of {held.label} is replaced by the numbers of its rows: rename it to keep it",
+            stacklevel=8,
+        )
     if not own or SOURCE_ROW not in held.columns:
         rows = np.broadcast_to(np.int64(-1), held.num_rows) if own else range(held.num_rows)
         made[SOURCE_ROW] = Column(name=SOURCE_ROW, kind="number", values=rows)

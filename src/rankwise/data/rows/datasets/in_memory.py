@@ -59,8 +59,10 @@ class MemoryDataset:
                 raise DataError(f"{self.place} is not an AnnData file of a known format; {_TO_MEMORY}")
             for name in ("var", "obs"):
                 table = self._element(held, name)
+                if table is None:
+                    raise DataError(f"{self.place} has no table {name}, so it is no whole AnnData file: write it again")
                 if self.is_file and (not hasattr(table, "keys") or "column-order" not in table.attrs):
-                    raise DataError(f"{self.place}/{name} is missing, or a table in an old format; {_TO_MEMORY}")
+                    raise DataError(f"{self.place}/{name} is a table in an old format; {_TO_MEMORY}")
             columns = table.attrs["column-order"] if self.is_file else table.columns
             self.obs_columns = tuple(map(str, columns))
 

@@ -17,7 +17,7 @@ from rankwise.data.rows.collection import DatasetCollection
 from rankwise.data.rows.collection.inputs import Column, Columnwise, as_text, open_input
 from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
-from rankwise.data.rows.datasets import Dataset, array_checksums, find_datasets
+from rankwise.data.rows.datasets import Dataset, array_checksums, find_datasets, member_names
 from rankwise.data.rows.matrices import StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, RankwiseError
@@ -297,14 +297,25 @@ def _sources(collection: Any) -> list[str]:
     if not any("src_row" in group["obs"].attrs["column-order"] for group in collection):
         return []  # annbatch wrote all datasets
     obs = collection.obs(["src_path", "src_row"])
-    known = obs[obs["src_row"] >= 0]
+    writes, names = collection.manifest["writes"], member_names(collection.manifest["datasets"])
+    # other labels were recorded in an input before, which may hold any part of the rows of that source
+    written = [{source["src_path"] for source in write["sources"]} for write in writes]
+    with BoxReader(threads=1, cache=0) as reader:
+        sizes = [Dataset(str(collection.path / name), reader).num_rows for name in names]
+    number = {name: number for number, write in enumerate(writes) for name in write["datasets"]}
+    obs["write"] = np.repeat([number.get(name, -1) for name in names], sizes)
+    # Every write numbers its inputs in memory from 0, so they are told apart by the write. Of rows that were written
+    # again since, such as in a reshuffle, nobody knows which write it was.
+    held = obs["src_path"].astype(str).str.startswith("in memory ")
+    mine = np.array([at >= 0 and path in written[at] for at, path in zip(obs["write"], obs["src_path"], strict=True)])
+    obs.loc[~held, "write"] = -1
+    known = obs[(obs["src_row"] >= 0) & (~held | mine)]
     twice = int(known.duplicated().sum())
     problems = [f"{twice} rows occur twice, by their src_path and src_row"] if twice else []
-    counts = known.groupby("src_path", observed=True)["src_row"].agg(["size", "max"])
-    # other labels were recorded in an input before, which may hold any part of the rows of that source
-    written = [source["src_path"] for write in collection.manifest["writes"] for source in write["sources"]]
-    short = counts[(counts["max"] + 1 > counts["size"]) & counts.index.isin(written)]
+    counts = known.groupby(["src_path", "write"], observed=True)["src_row"].agg(["size", "max"])
+    labels = counts.index.get_level_values("src_path")
+    short = counts[(counts["max"] + 1 > counts["size"]) & labels.isin(set().union(*written))]
     return problems + [
         f"{row['size']} rows of {label} were found, including row {row['max']}: some are lost"
-        for label, row in short.iterrows()
+        for (label, _), row in short.iterrows()
     ]

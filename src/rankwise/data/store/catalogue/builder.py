@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from queue import SimpleQueue
@@ -97,7 +97,7 @@ def build_catalogue(
             raise
     refs: dict[str, ImageRef] = {}  # an image found through two URIs counts once
     for _, ref in sorted(search.refs, key=itemgetter(0)):
-        refs.setdefault(ref.place, ref)
+        refs.setdefault(ref.place, replace(ref, nodes=STORES))  # else it would keep all that was recorded in memory
     return Catalogue(
         Table.build([resolve_place(uri) for uri in uris], search.bad, search.nodes.found, list(refs.values()))
     )

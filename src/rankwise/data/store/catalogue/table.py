@@ -115,7 +115,10 @@ def unpack_table(packed: bytes, place: str) -> Table:
     """
     head, payload = packed[: len(_MAGIC) + 36], packed[len(_MAGIC) + 36 :]
     if not head.startswith(_MAGIC):
-        raise DataError(f"{place} is not a rankwise catalogue; create one with: rankwise data index URI... -o FILE")
+        zipped = "; a store in a ZIP file is not supported: unpack it" * packed.startswith(b"PK")
+        raise DataError(
+            f"{place} is not a rankwise catalogue; create one with: rankwise data index URI... -o FILE{zipped}"
+        )
     version = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 4], "little")
     if version != _VERSION:
         raise DataError(f"the catalogue {place} has version {version}, this rankwise reads {_VERSION}; create it again")

@@ -43,7 +43,6 @@ class PlanCache:
 
     def __init__(self, cache: ChunkCache, *, everything: bool = False) -> None:
         self.cache = cache
-        # Without a lock of ours: threads that ask together for a new array may get two numbers, and keep a chunk twice.
         self._serial = lru_cache(_MOST_ARRAYS)(lambda _place, _fingerprint: next(_numbers))
         self._everything = everything
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
@@ -61,7 +60,8 @@ class PlanCache:
 
     def serial(self, array: ArrayMeta) -> int:
         """Return the number of an array; equal for equal places and metadata while it is remembered."""
-        return self._serial(array.place, array.fingerprint)
+        with self._lock:  # else threads that ask together for a new array get two numbers, and it counts twice
+            return self._serial(array.place, array.fingerprint)
 
     def keys(self, array: ArrayMeta, numbers: IntArray) -> list[int]:
         """Return keys for chunks of an array: integers, because the garbage collector would visit tuples repeatedly."""

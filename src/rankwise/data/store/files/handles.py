@@ -151,6 +151,8 @@ class HandleCache:
 
 _CACHES: weakref.WeakSet[HandleCache] = weakref.WeakSet()  # of this process
 _CACHES_LOCK = threading.Lock()  # guards the set; no other lock is taken under it
+if hasattr(os, "register_at_fork"):  # another thread may hold it during a fork
+    os.register_at_fork(after_in_child=_CACHES_LOCK._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _opened(path: str) -> OpenFile:

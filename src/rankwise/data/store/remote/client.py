@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 import threading
 import time
@@ -33,9 +34,9 @@ T = TypeVar("T")
 _NAP_S = 0.1
 
 # The interpreter, at its end, waits for the threads of pools before it does anything that is public: without this hook
-# it would wait for all their further attempts.
+# it would wait for all their further attempts. A Python without the hook does wait.
 _ending = threading.Event()
-threading._register_atexit(_ending.set)  # type: ignore[attr-defined]  # noqa: SLF001
+getattr(threading, "_register_atexit", atexit.register)(_ending.set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,10 +161,18 @@ def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
 
     Categories are merged. Integers that an input lacks become floats, and booleans nullable booleans. Nullable numbers
     become floats with NaN beside floats. Texts, and columns of different kinds, become text.
+
+    Raises:
+        DataError: a category has no form in UTF-8; a sample of a column cannot be read.
     """
     held = [part for part in parts if part is not None]
     kinds = {part.kind for part in held}
     name, gaps = held[0].name, len(held) < len(parts)
+    for part in held:
+        try:
+            as_texts(() if part.categories is None else part.categories)
+        except DataError as error:
+            raise DataError(f"the categories of obs column {name!r} of {part.label}: {error}") from error
     if kinds == {"category"} and all(part.categories.dtype.kind == held[0].categories.dtype.kind for part in held):
         united = held[0].categories
         for part in held[1:]:
