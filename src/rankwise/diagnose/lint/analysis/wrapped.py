@@ -176,6 +176,12 @@ def _others(module: Module, wrap: Wrap) -> Iterator[Wrap]:
             if late and _is_name(value, wrap.text):
                 node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), found.place.stmt)
                 yield Wrap(found.text, "", Call(node, "", found.place), wrap.made)
+    for scope in module.scopes if owner is not None else ():  # what a callback is given: `trainer.model`
+        for name in scope.params if scope.is_function else ():
+            kind = None if name in {"self", "cls"} or name in scope.bindings else module.class_of(name, scope)
+            if kind is not None and _is_related(module, owner, kind):
+                node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), scope.node)
+                yield Wrap(name + wrap.text[4:], "", Call(node, "", _start(scope)), wrap.made)
     for call in module.methods(owner.name) if owner is not None else ():
         stmt = call.place.stmt
         for target in stmt.targets if isinstance(stmt, ast.Assign) and stmt.value is call.node else ():

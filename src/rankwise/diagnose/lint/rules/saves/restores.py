@@ -167,9 +167,26 @@ def _is_behind_training(module: Module, place: Place) -> bool:
 def _is_handed_on(module: Module, call: Call) -> bool:
     """Whether something behind a load, or in another function, may broadcast what was loaded."""
     broadcasts = module.methods("broadcast", "broadcast_object_list", "broadcast_parameters")
-    return any(
-        each.place.scope is not call.place.scope or position(each.node) > position(call.node) for each in broadcasts
+    behind = (
+        each
+        for each in broadcasts
+        if each.place.scope is not call.place.scope or position(each.node) > position(call.node)
     )
+    return not all(_sends_number(module, each) for each in behind)
+
+
+_NUMBERS = frozenset(f"torch.{name}" for name in "tensor zeros ones empty full LongTensor IntTensor".split())
+
+
+def _sends_number(module: Module, call: Call) -> bool:
+    """Whether a broadcast sends a small tensor, or a list of one number, that was made for it: the epoch, not weights."""
+    given = call.node.args[0] if call.node.args else None
+    text = text_of(given) if isinstance(given, ast.Name | ast.Attribute) else ""
+    bound = [found.value for found in module.bindings_of(text, call.place.scope)] if text else [given]
+    if call.method == "broadcast_object_list":
+        numbers = r"\[\s*(\w+\.)*\w*(epoch|step|best|iter|loss|acc|num|count)\w*(, [^\]]*)?\]"
+        return bool(bound) and all(each is not None and re.fullmatch(numbers, ast.unparse(each)) for each in bound)
+    return bool(bound) and all(isinstance(each, ast.Call) and module.name_of(each.func) in _NUMBERS for each in bound)
 
 
 def _gives_on_both(exits: list[Exit]) -> bool:

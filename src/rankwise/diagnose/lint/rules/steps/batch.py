@@ -10,7 +10,7 @@ from rankwise.diagnose.lint.analysis.facts import is_distributed, names_in, trai
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
-from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -242,6 +242,7 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
     """
     if not uses_cuda(module):
         return
+    wrapped = {wrap.text for wrap in known_wraps(module)}
     for bodies in _training_bodies(module):
         yield from _between_phases(module, bodies)
     for scope in module.scopes:
@@ -250,7 +251,12 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
             r"bench|bandwidth|throughput|speed|latency|timing|measure_|time_", scope.name
         ):
             continue
-        works = any(call.method in {"backward", "forward", "model", "step"} or _sends(call) for call in scope.calls)
+        works = any(
+            call.method in {"backward", "forward", "model", "step"}
+            or _runs(call)
+            or call.text.removesuffix(".module") in wrapped
+            for call in scope.calls
+        )
         if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
             yield Hit(clocks[-1].node)
 

@@ -194,7 +194,7 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         ]
         here = {place.stmt, place.branches[-1].node}
         inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
-        told = (call for call in module.calls if _SHARED.search(call.method) and left in call.place.loops)
+        told = (call for call in module.calls if left in call.place.loops and _shares(module, call))
         shared = any(last(text) in names_in(call.node) or owner in names_in(call.node) for call in told)
         if inside and not shared and all(each.side == "main" for each in inside):
             return text
@@ -208,6 +208,12 @@ def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stm
     left, around = place.loops[-1], loops_around(module)
     trained = any(left is loop or left in around[loop][1] for loop in loops if loop in around)
     return left if trained and place.branches[-1].node in ast.walk(left) else None
+
+
+def _shares(module: Module, call: Call) -> bool:
+    """Whether a call tells other ranks something, by its name or in the function of this file that it calls."""
+    inside = getattr(module.local_function(call), "calls", ())
+    return any(_SHARED.search(each.method) for each in (call, *inside))
 
 
 _SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)
