@@ -16,6 +16,7 @@ __all__ = [
     "WRAPPERS",
     "Wrap",
     "is_rebound",
+    "known_parallel",
     "known_prepared",
     "known_shards",
     "known_wraps",
@@ -94,6 +95,11 @@ def known_wraps(module: Module, *, sharded: bool = False) -> list[Wrap]:
     """Return the wraps of DDP, or of FSDP, too, each with the other names that the file gives to what it returns."""
     first = [*wraps(module), *(_wraps(module, _SHARDS) if sharded else ())]
     return _with_names(module, f"known wraps {sharded}", first)
+
+
+def known_parallel(module: Module) -> list[Wrap]:
+    """Return the wraps of DataParallel, which puts one process's model on several GPUs, with their other names."""
+    return _with_names(module, "known parallel", list(_wraps(module, ("torch.nn.DataParallel",))))
 
 
 def known_shards(module: Module) -> list[Wrap]:

@@ -42,7 +42,7 @@ def _shown_port(file: LaunchFile, text: str) -> tuple[str, LaunchPlace | None]:
     """Return the port at the end of a word, by way of variables, and the place of the variable that holds it."""
     found = _LAST_PART.fullmatch(text)
     port, setting = shown(file, found[1]) if found else ("", None)
-    return port.rpartition(":")[2], setting and setting.place
+    return port.rpartition(":")[2], None if setting is None else setting.place
 
 
 @rule(

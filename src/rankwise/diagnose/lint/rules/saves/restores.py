@@ -20,6 +20,7 @@ from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Place, Scope
+from rankwise.diagnose.lint.analysis.tensors import is_on_cpu
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -70,7 +71,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
             isinstance(branch.test, ast.Name) and module.name_of(branch.test) for branch in call.place.branches
         )
         one_rank = call.place.side is not None and not always
-        if call.is_open or one_rank or is_own_file(module, call, call.argument("f", 0)):
+        if call.is_open or one_rank or _is_of_cpu(module, call) or is_own_file(module, call, call.argument("f", 0)):
             continue
         if given is not None:
             if _is_one_gpu(module, given, call) and not sees_one_gpu(module):
@@ -81,6 +82,25 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
         fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
         yield Hit(call.node.func, values, fix)
+
+
+def _is_of_cpu(module: Module, call: Call) -> bool:
+    """Whether this file saves under that path itself, and nothing but what was never on a GPU."""
+    path = call.argument("f", 0)
+    saves = [
+        (save.argument("obj", 0), save.place.scope)
+        for save in module.named("torch.save")
+        if path is not None and (other := save.argument("f", 1)) is not None and ast.dump(other) == ast.dump(path)
+    ]
+    return bool(saves) and all(_is_made_on_cpu(module, saved, scope) for saved, scope in saves)
+
+
+def _is_made_on_cpu(module: Module, node: ast.expr | None, scope: Scope) -> bool:
+    shown = module.value(node, scope)
+    listed = shown.values if isinstance(shown, ast.Dict) else getattr(shown, "elts", None)
+    if listed is not None:
+        return all(isinstance(part, ast.Constant) or is_on_cpu(module, part, scope) for part in listed)
+    return is_on_cpu(module, node, scope)
 
 
 def _is_dataset(scope: Scope | None) -> bool:
