@@ -211,7 +211,8 @@ class Module:
     def class_of(self, text: str, scope: Scope) -> Scope | None:
         """Return the class of this file of which an object is.
 
-        That is `self`, ``Class()``, ``x = Class()``, ``x = Class.create()``, a function's result, or ``x: Class``.
+        That is `self`, ``Class()``, ``x = Class()``, ``x = Class.create()``, a function's result, or ``x: Class``;
+        a parameter `trainer`, where the file has one class `Trainer`.
         """
         if text in {"self", "cls"}:
             return next((found.owner for found in scope.chain() if found.owner is not None), None)
@@ -221,6 +222,9 @@ class Module:
         if bound is not None:
             return self._made_by(text_of(bound.value.func)) if isinstance(bound.value, ast.Call) else None
         told = scope.annotation(text) if text in scope.params else None
+        if told is None and text in scope.params:
+            named = self.top.functions.get("".join(part.title() for part in text.split("_")))
+            return named if named is not None and isinstance(named.node, ast.ClassDef) else None
         return None if told is None else self._made_by(ast.unparse(told).strip("'"))
 
     def _made_by(self, name: str) -> Scope | None:

@@ -16,6 +16,7 @@ __all__ = [
     "WRAPPERS",
     "Wrap",
     "is_rebound",
+    "known_parallel",
     "known_prepared",
     "known_shards",
     "known_wraps",
@@ -94,6 +95,11 @@ def known_wraps(module: Module, *, sharded: bool = False) -> list[Wrap]:
     """Return the wraps of DDP, or of FSDP, too, each with the other names that the file gives to what it returns."""
     first = [*wraps(module), *(_wraps(module, _SHARDS) if sharded else ())]
     return _with_names(module, f"known wraps {sharded}", first)
+
+
+def known_parallel(module: Module) -> list[Wrap]:
+    """Return the wraps of DataParallel, which puts one process's model on several GPUs, with their other names."""
+    return _with_names(module, "known parallel", list(_wraps(module, ("torch.nn.DataParallel",))))
 
 
 def known_shards(module: Module) -> list[Wrap]:
@@ -176,6 +182,12 @@ def _others(module: Module, wrap: Wrap) -> Iterator[Wrap]:
             if late and _is_name(value, wrap.text):
                 node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), found.place.stmt)
                 yield Wrap(found.text, "", Call(node, "", found.place), wrap.made)
+    for scope in module.scopes if owner is not None else ():  # what a callback is given: `trainer.model`
+        for name in scope.params if scope.is_function else ():
+            kind = None if name in {"self", "cls"} or name in scope.bindings else module.class_of(name, scope)
+            if kind is not None and _is_related(module, owner, kind):
+                node = ast.copy_location(ast.Call(wrap.made.node.func, [], []), scope.node)
+                yield Wrap(name + wrap.text[4:], "", Call(node, "", _start(scope)), wrap.made)
     for call in module.methods(owner.name) if owner is not None else ():
         stmt = call.place.stmt
         for target in stmt.targets if isinstance(stmt, ast.Assign) and stmt.value is call.node else ():

@@ -44,8 +44,13 @@ def global_batch_per_rank(module: Module) -> Iterator[Hit]:
         if not told or call.keyword("batch_sampler"):
             continue
         others = module.source.replace(f"batch_size={module.text(size)}", "")
-        if not re.search(rf"\b{name}\b(['\"]?(, *\w+)?[\])]+)?\s*(//|/|=)", others):
+        others = _SCALED_RATE.sub("", others)
+        if not re.search(rf"\b{name}\b(['\"]?(, *\w+)?[\])]+)?\s*(//|/|=(?!=))", others):
             yield Hit(size, {"text": module.text(size)})
+
+
+# `lr * global_batch_size / 256` takes no rank's part of it
+_SCALED_RATE = re.compile(r"(lr|rate)\w*\b[^\n=]*=?[^\n=/]*(?<!/)/\s*(\d[\d.]*|\w*base\w*|\w*ref\w*)\b", re.IGNORECASE)
 
 
 def _option(node: ast.expr) -> str:

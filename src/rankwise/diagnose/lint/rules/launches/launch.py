@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import environment_reads, environment_writes
-from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.launchers import launcher, shown, tasks_per_node
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -21,14 +21,28 @@ def _bad_port(text: str) -> bool:
 
 
 def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    bad = {}  # by the place where the number is written: a setting that several options show is wrong once
     for setting in file.settings:
-        if setting.name == "MASTER_PORT" and _bad_port(setting.value):
-            yield Hit(setting.place, {"port": setting.value})
+        port, source = _shown_port(file, setting.value)
+        if setting.name == "MASTER_PORT" and _bad_port(port):
+            bad[source or setting.place] = port
     for command in file.commands:
         for name in ("--master-port", "--rdzv-endpoint", "--rdzv", "--main-process-port", "--rdzv_endpoint"):
             found = command.option(name)
-            if found is not None and _bad_port(found[0].rpartition(":")[2]):
-                yield Hit(found[1], {"port": found[0].rpartition(":")[2]})
+            port, source = ("", None) if found is None else _shown_port(file, found[0])
+            if found is not None and _bad_port(port):
+                bad[source or found[1]] = port
+    yield from (Hit(place, {"port": port}) for place, port in bad.items())
+
+
+_LAST_PART = re.compile(r"(?:.*:)?(\w+|\$\w+|\$\{[^}]*\})")
+
+
+def _shown_port(file: LaunchFile, text: str) -> tuple[str, LaunchPlace | None]:
+    """Return the port at the end of a word, by way of variables, and the place of the variable that holds it."""
+    found = _LAST_PART.fullmatch(text)
+    port, setting = shown(file, found[1]) if found else ("", None)
+    return port.rpartition(":")[2], None if setting is None else setting.place
 
 
 @rule(

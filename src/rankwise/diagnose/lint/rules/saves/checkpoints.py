@@ -11,7 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import effective_side, has_framework,
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
-from rankwise.diagnose.lint.analysis.wrapped import known_shards, known_wraps, sees, wraps
+from rankwise.diagnose.lint.analysis.wrapped import known_parallel, known_shards, known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -133,7 +133,7 @@ def _is_behind(value: ast.expr | None) -> bool:
 @rule(
     "RW503", "save-wrapped-state", "warning", "medium",
     message="the keys of {name}.state_dict() begin with 'module.': a model that is not wrapped cannot load them",
-    why="DDP is a module around the model. Save model.module.state_dict(), which loads with and without the wrap.",
+    why="DDP, as DataParallel, is a module around the model. Save model.module.state_dict(), which loads with and without the wrap.",
     wrong=_HEAD + """
 def save(net, path):
     model = DDP(net)
@@ -151,7 +151,7 @@ def save(net, path):
 )  # fmt: skip
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
     """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
-    known = known_wraps(module)
+    known = [*known_wraps(module), *known_parallel(module)]
     accelerated = "accelerate.Accelerator" in module.by_name
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
     if not (known or accelerated) or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):

@@ -20,6 +20,7 @@ from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Place, Scope
+from rankwise.diagnose.lint.analysis.tensors import is_on_cpu
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -70,7 +71,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
             isinstance(branch.test, ast.Name) and module.name_of(branch.test) for branch in call.place.branches
         )
         one_rank = call.place.side is not None and not always
-        if call.is_open or one_rank or is_own_file(module, call, call.argument("f", 0)):
+        if call.is_open or one_rank or _is_of_cpu(module, call) or is_own_file(module, call, call.argument("f", 0)):
             continue
         if given is not None:
             if _is_one_gpu(module, given, call) and not sees_one_gpu(module):
@@ -81,6 +82,25 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         values = {"how": "without map_location", "gpu": "the GPU that saved it, usually GPU 0"}
         fix = Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),))
         yield Hit(call.node.func, values, fix)
+
+
+def _is_of_cpu(module: Module, call: Call) -> bool:
+    """Whether this file saves under that path itself, and nothing but what was never on a GPU."""
+    path = call.argument("f", 0)
+    saves = [
+        (save.argument("obj", 0), save.place.scope)
+        for save in module.named("torch.save")
+        if path is not None and (other := save.argument("f", 1)) is not None and ast.dump(other) == ast.dump(path)
+    ]
+    return bool(saves) and all(_is_made_on_cpu(module, saved, scope) for saved, scope in saves)
+
+
+def _is_made_on_cpu(module: Module, node: ast.expr | None, scope: Scope) -> bool:
+    shown = module.value(node, scope)
+    listed = shown.values if isinstance(shown, ast.Dict) else getattr(shown, "elts", None)
+    if listed is not None:
+        return all(isinstance(part, ast.Constant) or is_on_cpu(module, part, scope) for part in listed)
+    return is_on_cpu(module, node, scope)
 
 
 def _is_dataset(scope: Scope | None) -> bool:
@@ -167,9 +187,26 @@ def _is_behind_training(module: Module, place: Place) -> bool:
 def _is_handed_on(module: Module, call: Call) -> bool:
     """Whether something behind a load, or in another function, may broadcast what was loaded."""
     broadcasts = module.methods("broadcast", "broadcast_object_list", "broadcast_parameters")
-    return any(
-        each.place.scope is not call.place.scope or position(each.node) > position(call.node) for each in broadcasts
+    behind = (
+        each
+        for each in broadcasts
+        if each.place.scope is not call.place.scope or position(each.node) > position(call.node)
     )
+    return not all(_sends_number(module, each) for each in behind)
+
+
+_NUMBERS = frozenset(f"torch.{name}" for name in "tensor zeros ones empty full LongTensor IntTensor".split())
+
+
+def _sends_number(module: Module, call: Call) -> bool:
+    """Whether a broadcast sends a small tensor, or a list of one number, that was made for it: the epoch, not weights."""
+    given = call.node.args[0] if call.node.args else None
+    text = text_of(given) if isinstance(given, ast.Name | ast.Attribute) else ""
+    bound = [found.value for found in module.bindings_of(text, call.place.scope)] if text else [given]
+    if call.method == "broadcast_object_list":
+        numbers = r"\[\s*(\w+\.)*\w*(epoch|step|best|iter|loss|acc|num|count)\w*(, [^\]]*)?\]"
+        return bool(bound) and all(each is not None and re.fullmatch(numbers, ast.unparse(each)) for each in bound)
+    return bool(bound) and all(isinstance(each, ast.Call) and module.name_of(each.func) in _NUMBERS for each in bound)
 
 
 def _gives_on_both(exits: list[Exit]) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import is_distributed, names_in, training_loops, uses_cuda
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Scope
-from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.tensors import is_on_cpu
+from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -43,57 +45,48 @@ def train(model, loader, criterion, device):
 def target_not_moved(module: Module) -> Iterator[Hit]:
     """For x, y in loader: x moves, y goes into the loss as it came."""
     for loop in training_loops(module):
-        names, batch = _parts(module, loop)
         inside = [call for call in module.calls if loop in call.place.loops]
-        # a batch that is handed on may be moved as a whole
-        if batch and any(text_of(arg) == batch for call in inside if call.text != "len" for arg in call.node.args):
-            continue
-        given = (part for call in inside for arg in call.node.args for part in ast.walk(arg)) if batch else ()
-        names |= {ast.unparse(part): True for part in given if _is_item(part, batch)}
+        bound = Counter(found.text for found in module.bindings if loop in found.place.loops)
+        batch, parts = _parts(module, loop, inside)
         moved = {
             ast.unparse(call.node.func.value)
             for call in inside
             if call.method in {"to", "cuda"} and isinstance(call.node.func, ast.Attribute)
         }
-        if batch in moved:
+        # a batch that is handed on may be moved as a whole
+        whole = (text_of(arg) for call in inside if call.text != "len" for arg in call.node.args)
+        if batch and (bound[batch] or batch in moved or batch in whole):
             continue
-        moved = {text for text in moved if text in names or (batch and text.startswith(f"{batch}["))}
-        for name in sorted(name for name, stays in names.items() if moved and stays and name not in moved):
-            losses = [call for call in inside if _takes_loss(module, call, name)]
-            others = [
-                call
-                for call in inside
-                if call not in losses and any(ast.unparse(arg) == name for arg in call.node.args)
-            ]
-            if losses and not others:
-                yield Hit(losses[0].node, {"name": name, "moved": min(moved)})
+        moved = {text for text in moved if text in parts or (batch and text.startswith(f"{batch}["))}
+        for part in sorted(parts - moved) if moved else ():
+            losses = [call for call in inside if _takes_loss(module, call, part)]
+            given = [call for call in inside if any(ast.unparse(arg) == part for arg in call.node.args)]
+            kept = bound[part] <= bool(batch)  # what takes it out of the batch binds it once
+            if losses and kept and all(call in losses for call in given):
+                yield Hit(losses[0].node, {"name": part, "moved": min(moved)})
 
 
-def _parts(module: Module, loop: ast.stmt) -> tuple[dict[str, bool], str]:
-    """Return the names of the parts of a loop's batch, and whether each keeps its value, and the name of the batch or ""."""
+def _parts(module: Module, loop: ast.stmt, inside: list[Call]) -> tuple[str, set[str]]:
+    """Return the name of a loop's batch, "" where only its parts have names, and how the parts are written."""
     target = loop.target if isinstance(loop, ast.For) else None
     if isinstance(target, ast.Tuple) and len(target.elts) == 2 and re.search(r"\benumerate\(", ast.unparse(loop.iter)):  # type: ignore[attr-defined]
         target = target.elts[1]  # for i, (x, y) in enumerate(loader)
-    bound = [found for found in module.bindings if loop in found.place.loops]
-    if isinstance(target, ast.Name):
-        if any(found.text == target.id for found in bound):
-            return {}, ""
-        # what a tuple of names, or one name, takes out of it
-        taken = {
-            found.text
-            for found in bound
-            if _is_item(found.value, target.id)
-            or (found.value is None and text_of(getattr(found.place.stmt, "value", target)) == target.id)
-        }
-        return {name: sum(found.text == name for found in bound) == 1 for name in taken}, target.id
-    names = [part.id for part in target.elts if isinstance(part, ast.Name)] if isinstance(target, ast.Tuple) else []
-    return {name: all(found.text != name for found in bound) for name in names}, ""
+    if not isinstance(target, ast.Name):
+        return "", {part.id for part in getattr(target, "elts", ()) if isinstance(part, ast.Name)}
+    batch = target.id
+    taken = set()  # `x = batch["scan"]`, or `x, y = batch`, which binds each to no value that is seen
+    for found in (found for found in module.bindings if loop in found.place.loops):
+        stmt = found.place.stmt
+        apart = found.value is None and isinstance(stmt, ast.Assign) and text_of(stmt.value) == batch
+        taken |= {found.text} if apart or _is_item(found.value, batch) else set()
+    given = (part for call in inside for arg in call.node.args for part in ast.walk(arg))
+    return batch, taken | {ast.unparse(part) for part in given if _is_item(part, batch)}
 
 
 def _is_item(node: ast.AST | None, batch: str) -> bool:
     """Whether it is ``batch["label"]`` or ``batch[1]``."""
     item = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-    return item and bool(batch) and text_of(node.value) == batch  # type: ignore[union-attr]
+    return item and text_of(node.value) == batch  # type: ignore[union-attr]
 
 
 _VIEWS = frozenset("view reshape flatten squeeze unsqueeze contiguous long float ravel".split())
@@ -149,48 +142,18 @@ def loss_weight_device(module: Module) -> Iterator[Hit]:
     if not uses_cuda(module) or module.has_call("set_default_device", "set_default_tensor_type"):
         return
     for call in module.calls:
-        known = call.name.startswith("torch.nn.") and (call.method.endswith("Loss") or call.method in _LOSSES)
-        for word in ("weight", "pos_weight") if known else ():
-            index = {"weight": 0, "pos_weight": None} if call.method.endswith("Loss") else {"weight": 2}
-            given = call.argument(word, index.get(word)) if call.method not in _UNWEIGHTED else None
-            if given is not None and _is_on_cpu(module, given, call.place.scope) and not _moved_later(module, call):
+        made = call.method.endswith("Loss") and call.method not in _UNWEIGHTED
+        if not call.name.startswith("torch.nn.") or not (made or call.method in _LOSSES):
+            continue
+        for word, index in (("weight", 0 if made else 2), ("pos_weight", None)):
+            given = call.argument(word, index)
+            if given is not None and is_on_cpu(module, given, call.place.scope) and not _moved_later(module, call):
                 yield Hit(given, {"name": word, "loss": call.method})
 
 
 _LOSSES = frozenset("cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits".split())
 # what takes another thing first
 _UNWEIGHTED = frozenset("MSELoss L1Loss SmoothL1Loss HuberLoss KLDivLoss CTCLoss PoissonNLLLoss".split())
-_FRESH = frozenset(f"torch.{name}" for name in "tensor Tensor FloatTensor as_tensor from_numpy ones zeros full".split())
-
-
-def _is_on_cpu(module: Module, node: ast.expr, scope: Scope, depth: int = 5) -> bool:
-    """Whether a value is computed from fresh tensors that nothing moves."""
-    shown = module.value(node, scope)
-    text = text_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-    if shown is None or not depth or (text and len(list(module.bindings_of(text, scope))) > 1):
-        return False
-    if isinstance(shown, ast.BinOp):
-        sides = [each for each in (shown.left, shown.right) if not isinstance(each, ast.Constant)]
-        known = [_is_on_cpu(module, each, scope, depth - 1) or _is_number(each) for each in sides]
-        return all(known) and not all(map(_is_number, sides))
-    if not isinstance(shown, ast.Call) or any(word.arg == "device" for word in shown.keywords):
-        return False
-    name = module.name_of(shown.func)
-    if name in _FRESH:
-        return name != "torch.as_tensor" or isinstance(shown.args[0], ast.List)
-    if (
-        isinstance(shown.func, ast.Attribute)
-        and (not name or "()" in name)
-        and shown.func.attr not in {"to", "cuda", "type", "type_as"}
-    ):
-        return _is_on_cpu(module, shown.func.value, scope, depth - 1)
-    return name in {"torch.sqrt", "torch.log", "torch.clamp"} and _is_on_cpu(module, shown.args[0], scope, depth - 1)
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) or (
-        isinstance(node, ast.Call) and text_of(node.func) in {"len", "float", "int"}
-    )
 
 
 def _moved_later(module: Module, call: Call) -> bool:
@@ -242,6 +205,7 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
     """
     if not uses_cuda(module):
         return
+    wrapped = {wrap.text for wrap in known_wraps(module)}
     for bodies in _training_bodies(module):
         yield from _between_phases(module, bodies)
     for scope in module.scopes:
@@ -250,7 +214,12 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
             r"bench|bandwidth|throughput|speed|latency|timing|measure_|time_", scope.name
         ):
             continue
-        works = any(call.method in {"backward", "forward", "model", "step"} or _sends(call) for call in scope.calls)
+        works = any(
+            call.method in {"backward", "forward", "model", "step"}
+            or _runs(call)
+            or call.text.removesuffix(".module") in wrapped
+            for call in scope.calls
+        )
         if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
             yield Hit(clocks[-1].node)
 

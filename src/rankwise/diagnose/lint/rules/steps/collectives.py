@@ -1,4 +1,4 @@
-"""RW401, RW404 to RW406, RW506: collectives: who joins them, and when their result is there."""
+"""RW401, RW404 to RW406: collectives: who joins them, and when their result is there."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from rankwise.diagnose.lint.analysis.collective_calls import collective_inside, 
 from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
     guard_of,
-    has_framework,
     is_const,
-    is_distributed,
     names_in,
     training_loops,
 )
-from rankwise.diagnose.lint.analysis.guards import side_of
-from rankwise.diagnose.lint.analysis.module import Module, position
+from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import DDP, WRAPPERS, Wrap, known_wraps, sees, wraps
@@ -321,72 +318,3 @@ def _gives(module: Module, call: Call, text: str, target: Scope | None) -> bool:
         name in inside and (given := call.argument(name, index - shift)) is not None and text_of(given) == text
         for index, name in enumerate(target.params)
     )
-
-
-@rule(
-    "RW506", "save-without-barrier", "warning", "medium",
-    message="other ranks may read {name} before the main rank has written it: put a barrier between them",
-    why="Only the main rank writes. The others run ahead and find no file, or half of one.",
-    wrong=_HEAD + """
-def reload(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    model.module.load_state_dict(torch.load(path, map_location="cpu"))
-""",
-    right=_HEAD + """
-def reload(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    dist.barrier()
-    model.module.load_state_dict(torch.load(path, map_location="cpu"))
-""",
-    ignore="something between them waits for all ranks.",
-)  # fmt: skip
-def save_without_barrier(module: Module) -> Iterator[Hit]:
-    """torch.save under `if rank == 0`, torch.load of the same path by all behind it in the same function."""
-    if not is_distributed(module) or has_framework(module):
-        return
-    for save in module.named("torch.save"):
-        path = save.argument("f", 1)
-        if save.place.side != "main" or path is None:
-            continue
-        for load in module.named("torch.load"):
-            source = load.argument("f", 0)
-            same = source is not None and ast.dump(source) == ast.dump(path) and load.place.scope is save.place.scope
-            if (
-                not same
-                or load.place.side
-                or position(load.node) < position(save.node)
-                or save.place.loops[: len(load.place.loops)] != load.place.loops
-            ):
-                continue
-            if not _waits_between(save, load):
-                yield Hit(load.node.func, {"name": module.text(path)})
-    asking = [call for call in module.calls if call.node.keywords and call.keyword("download")]
-    for call in asking:
-        told = call.argument("download")
-        if told is None or call.place.side or call.place.withs or _wait_for_main(call):
-            continue
-        first = (each for each in asking if each.text == call.text and each.place.scope is call.place.scope)
-        first = (each for each in first if each.place.side == "main" and position(each.node) < position(call.node))
-        alone = side_of(told, module.lookup(call.place.scope)) == "main"
-        if alone or any(is_const(each.argument("download"), True) and not _waits_between(each, call) for each in first):
-            yield Hit(call.node, {"name": f"what {call.text} loads"})
-
-
-_WAITS = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
-
-
-def _waits_between(first: Call, second: Call) -> bool:
-    between = (
-        call for call in first.place.scope.calls if position(first.node) < position(call.node) < position(second.node)
-    )
-    return any(_WAITS.search(call.method) for call in between)
-
-
-def _wait_for_main(call: Call) -> bool:
-    """Whether the other ranks wait for the main one above a call."""
-    above = (each for each in call.place.scope.calls if position(each.node) < position(call.node))
-    return any(each.place.side == "other" and _WAITS.search(each.method) for each in above)

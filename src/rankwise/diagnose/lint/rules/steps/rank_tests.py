@@ -10,6 +10,7 @@ from rankwise.diagnose.lint.analysis.collective_calls import collective_after, c
 from rankwise.diagnose.lint.analysis.effects import runs_ranks
 from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
+    effective_side,
     guard_of,
     has_framework,
     is_const,
@@ -194,11 +195,25 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         ]
         here = {place.stmt, place.branches[-1].node}
         inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
-        told = (call for call in module.calls if _SHARED.search(call.method) and left in call.place.loops)
-        shared = any(last(text) in names_in(call.node) or owner in names_in(call.node) for call in told)
-        if inside and not shared and all(each.side == "main" for each in inside):
+        told = (call for call in module.calls if left in call.place.loops and _shares(module, call))
+        words = {last(text), owner} - {"", "self"}
+        shared = any(words & _names_told(module, call) for call in told)
+        inside += _set_from_outside(module, text, place)
+        if inside and not shared and all(effective_side(module, each) == "main" for each in inside):
             return text
     return ""
+
+
+def _set_from_outside(module: Module, text: str, place: Place) -> list[Place]:
+    """Return where objects of other classes set a field of this one: ``trainer.should_stop = True`` in a callback."""
+    mine = module.class_of("self", place.scope) if text.startswith("self.") else None
+    found = []
+    for each in module.bindings if mine is not None else ():
+        base, _, name = each.text.rpartition(".")
+        if base not in {"", "self", "cls"} and name == text.removeprefix("self."):
+            kind = module.class_of(base, each.place.scope)
+            found += [each.place] if kind is not None and kind in module.lineage(mine) else []  # type: ignore[arg-type]
+    return found
 
 
 def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stmt | None:
@@ -206,8 +221,20 @@ def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stm
     if not place.branches or not place.loops or has_framework(module):
         return None
     left, around = place.loops[-1], loops_around(module)
-    trained = any(left is loop or left in around[loop][1] for loop in loops if loop in around)
+    trained = left in loops_of_epochs(module)
+    trained |= any(left is loop or left in around[loop][1] for loop in loops if loop in around)
     return left if trained and place.branches[-1].node in ast.walk(left) else None
+
+
+def _names_told(module: Module, call: Call) -> set[str]:
+    target = module.local_function(call)
+    return names_in(call.node) | (names_in(target.node) if target is not None else set())
+
+
+def _shares(module: Module, call: Call) -> bool:
+    """Whether a call tells other ranks something, by its name or in the function of this file that it calls."""
+    inside = getattr(module.local_function(call), "calls", ())
+    return any(_SHARED.search(each.method) for each in (call, *inside))
 
 
 _SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)

@@ -11,8 +11,8 @@ from rankwise.diagnose.lint.analysis.facts import (
     has_framework,
 )
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.rules.wraps.after_wrap import calls_behind
@@ -24,9 +24,28 @@ def _of_gradients(module: Module) -> Iterator[Call]:
     """Yield the all_reduce calls of the gradient of a parameter."""
     for call in module.named("torch.distributed.all_reduce"):
         given = call.argument("tensor", 0)
-        text = "" if given is None else text_of(given)
-        if re.search(r"\.grad(\.data)?$", text) and call.argument("group", 2) is None:
+        if given is not None and call.argument("group", 2) is None and _holds_gradient(module, given, call.place.scope):
             yield call
+
+
+def _holds_gradient(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
+    """Whether a tensor is the gradient of a parameter, or is put together of gradients: ``cat([p.grad for p in ...])``."""
+    if isinstance(node, ast.Attribute) and re.search(r"\.grad(\.data)?$", text_of(node)):
+        return True
+    shown = module.value(node, scope)
+    # a norm of gradients, or a number that is made of them, is no gradient
+    joins = isinstance(shown, ast.Call) and re.search(_JOINS, text_of(shown.func)) is not None
+    parts = list(ast.walk(shown)) if shown is not None and (joins or isinstance(shown, ast.ListComp)) else []
+    if any(isinstance(part, ast.Call) and last(text_of(part.func)) in _NUMBERS for part in parts):
+        return False
+    if any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in parts):
+        return True
+    lists = shown.args if isinstance(shown, ast.Call) and joins else []
+    return bool(depth) and any(_holds_gradient(module, part, scope, depth - 1) for part in lists if part is not node)
+
+
+_JOINS = r"(^|\.)(cat|concat|concatenate|hstack|_?flatten_dense_tensors|parameters_to_vector)$"
+_NUMBERS = frozenset("norm sum mean max item abs".split())
 
 
 @rule(

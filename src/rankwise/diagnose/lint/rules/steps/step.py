@@ -167,7 +167,10 @@ def train(net, loader, optimizer, accumulation_steps):
 def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
     """Backward in every pass of a loop, step under `% accumulation`, and no word of no_sync in a file that wraps."""
     accelerate = module.imports.uses("accelerate") and "Accelerator" in module.imports.bound
-    if module.has_call("no_sync", "accumulate") or {"no_sync", "accumulate"} & module.attributes:
+    if module.has_call("no_sync") or "no_sync" in module.attributes:
+        return
+    # Accelerate's does it; an option, or a metric's method, may be called so, too
+    if has_framework(module) and module.has_call("accumulate"):
         return
     if not accelerate and (not wraps(module) or has_framework(module)):
         return

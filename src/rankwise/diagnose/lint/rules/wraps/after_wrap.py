@@ -190,12 +190,12 @@ def prepare(net):
     ignore="the new layer is never trained.",
 )  # fmt: skip
 def params_after_wrap(module: Module) -> Iterator[Hit]:
-    """model.module.head = nn.Linear(...), add_module, register_parameter."""
+    """model.module.head = nn.Linear(...), add_module, register_parameter, here or in a function that is given the model."""
     for wrap in known_wraps(module):
-        heads = tuple(f"{name}." for name in {wrap.text} | ({wrap.inner} - {"self", ""}))
         seen: set[ast.stmt] = set()
         for call in calls_behind(module, wrap):
             stmt = call.place.stmt
+            heads = tuple(f"{name}." for name in _names_at(wrap, call))
             targets = [text_of(target) for target in stmt.targets] if isinstance(stmt, ast.Assign) else []
             outer = stmt.value if isinstance(stmt, ast.Expr) else None
             if isinstance(outer, ast.Call):  # `.append(layer)`, `setattr(model.module, name, layer)`
@@ -206,6 +206,45 @@ def params_after_wrap(module: Module) -> Iterator[Hit]:
             if (adds or layer) and stmt not in seen:
                 seen.add(stmt)
                 yield Hit(call.node if adds else stmt, {"name": wrap.text})
+            elif stmt not in seen and _grows(module, wrap, call) and not _is_wrapped_again(module, wrap, call):
+                seen.add(stmt)
+                yield Hit(call.node, {"name": wrap.text})
+
+
+def _names_at(wrap: Wrap, call: Call) -> set[str]:
+    """Return what means the model where a call stands: in other methods than that of the wrap, its fields."""
+    here = call.place.scope is wrap.place.scope
+    return {name for name in wrap.names - {"self"} if here or name.startswith("self.")}
+
+
+def _grows(module: Module, wrap: Wrap, call: Call) -> bool:
+    """Whether a call gives the model to a function of this file that puts a new layer into it."""
+    target = module.local_function(call)
+    params = [name for name in (target.params if target is not None else ()) if name not in {"self", "cls"}]
+    for index, name in enumerate(params):
+        given = call.argument(name, index)
+        if given is None or text_of(given) not in _names_at(wrap, call) or target is None or name in target.bindings:
+            continue
+        for text, listed in target.bindings.items():
+            if text.startswith(f"{name}.") and any(_holds_layer(module, found) for found in listed):
+                return True
+    return False
+
+
+def _holds_layer(module: Module, found: Binding) -> bool:
+    shown = module.value(found.value, found.place.scope)
+    calls = (
+        module.call_of.get(part)
+        for part in (ast.walk(shown) if shown is not None else ())
+        if isinstance(part, ast.Call)
+    )
+    return any(call is not None and _is_layer(call) for call in calls)
+
+
+def _is_wrapped_again(module: Module, wrap: Wrap, call: Call) -> bool:
+    """Whether the model behind a wrap is wrapped anew further down in the function: DDP lists its parameters again."""
+    behind = (each for each in wraps(module) if position(each.made.node) > position(call.node))
+    return any(each.place.scope is call.place.scope and each.inner in wrap.names for each in behind)
 
 
 def _is_layer(call: Call) -> bool:

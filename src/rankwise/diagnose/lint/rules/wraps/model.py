@@ -107,6 +107,10 @@ def _chosen_by_global_rank(module: Module) -> Iterator[Hit]:
 
 def _stays_on_one_node(module: Module) -> bool:
     """Whether the file spawns its ranks and lets them meet on localhost: the rank is the local rank then."""
+    # a notebook's ranks are forks of one process, unless it says that there are more nodes
+    notebooks = list(module.methods("notebook_launcher"))
+    if notebooks and not any(call.keyword("num_nodes") or call.is_open for call in notebooks):
+        return True
     texts = {node.value for node, _ in module.strings if isinstance(node.value, str)}
     spawned = bool(spawns(module)) or module.has_call("Process")
     told = "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
