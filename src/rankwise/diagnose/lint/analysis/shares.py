@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import READERS, names_behind, names_of
 from rankwise.diagnose.lint.analysis.facts import LOADER, SAMPLER, loops_around, names_in, training_loops
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place, Scope, excludes
+from rankwise.diagnose.lint.analysis.values import READERS, names_behind, names_of
 
 __all__ = [
     "evaluations",

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import names_behind, names_of
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
     LOADER,
@@ -24,6 +23,7 @@ from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.shares import gone_through
+from rankwise.diagnose.lint.analysis.values import names_behind, names_of
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Fix, Hit, rule
 

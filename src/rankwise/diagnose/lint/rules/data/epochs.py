@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import names_of
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
     SAMPLER,
@@ -21,6 +20,7 @@ from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope
 from rankwise.diagnose.lint.analysis.shares import gone_through
+from rankwise.diagnose.lint.analysis.values import names_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 from rankwise.diagnose.lint.rules.data.data import HELD_OUT
 

@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.aliases import names_of
 from rankwise.diagnose.lint.analysis.effects import has_rank, same_on_all
 from rankwise.diagnose.lint.analysis.facts import (
     LOADER,
@@ -24,6 +23,7 @@ from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.shares import is_shared
+from rankwise.diagnose.lint.analysis.values import names_of
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import Hit, rule
 from rankwise.diagnose.lint.rules.data.data import HELD_OUT, stream_of

@@ -20,7 +20,7 @@ from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Exit, Place, Scope
-from rankwise.diagnose.lint.analysis.tensors import is_on_cpu
+from rankwise.diagnose.lint.analysis.values import is_on_cpu
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 

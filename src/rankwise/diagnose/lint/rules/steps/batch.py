@@ -11,7 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import is_distributed, names_in, trai
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
-from rankwise.diagnose.lint.analysis.tensors import is_on_cpu
+from rankwise.diagnose.lint.analysis.values import is_on_cpu
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
 from rankwise.diagnose.lint.record import Hit, rule
 

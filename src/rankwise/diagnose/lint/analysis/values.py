@@ -1,4 +1,4 @@
-"""How a value is handed on in a file: out of functions, into parameters, from field to field, under which names."""
+"""How a value is handed on in a file (by functions, parameters, fields), and what it is made of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 
-__all__ = ["READERS", "names_behind", "names_of"]
+__all__ = ["READERS", "is_on_cpu", "names_behind", "names_of"]
 
 # what goes through a loader, and gives its batches on
 READERS = frozenset({"tqdm", "enumerate", "iter", "cycle", "infinite", "trange", "track"})
+# makers of tensors on the CPU, functions of one tensor, and methods that move one
+_FRESH = frozenset(f"torch.{name}" for name in "tensor Tensor FloatTensor as_tensor from_numpy ones zeros full".split())
+_OF_ONE = frozenset({"torch.sqrt", "torch.log", "torch.clamp"})
+_MOVES = frozenset({"to", "cuda", "type", "type_as"})
 
 
 def names_of(module: Module, call: Call, depth: int = 3) -> set[str]:
@@ -103,3 +107,29 @@ def names_behind(module: Module, names: set[str], scope: Scope, depth: int = 3) 
             break
         found |= more
     return found
+
+
+def is_on_cpu(module: Module, node: ast.expr | None, scope: Scope, depth: int = 5) -> bool:
+    """Whether a value is computed from fresh tensors that nothing moves."""
+    text = text_of(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+    if not depth or (text and len(list(module.bindings_of(text, scope))) > 1):
+        return False
+    shown = module.value(node, scope)
+    parts: list[ast.expr] = []
+    if isinstance(shown, ast.BinOp):
+        parts = [side for side in (shown.left, shown.right) if not _is_number(side)]
+    elif isinstance(shown, ast.Call) and not any(word.arg == "device" for word in shown.keywords):
+        name = module.name_of(shown.func)
+        if name in _FRESH:  # as_tensor leaves a tensor where it is
+            return name != "torch.as_tensor" or isinstance(shown.args[0] if shown.args else None, ast.List)
+        if name in _OF_ONE:
+            parts = shown.args[:1]
+        elif isinstance(shown.func, ast.Attribute) and (not name or "()" in name) and shown.func.attr not in _MOVES:
+            parts = [shown.func.value]
+    return bool(parts) and all(is_on_cpu(module, part, scope, depth - 1) for part in parts)
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) or (
+        isinstance(node, ast.Call) and text_of(node.func) in {"len", "float", "int"}
+    )
