@@ -139,7 +139,7 @@ class HandleCache:
     def halve(self) -> None:
         """Close half of the files, the least recently used ones, and keep no more than the others open from now on."""
         with self._lock:
-            self.capacity = max(1, min(self.capacity, len(self._open)) // 2)
+            self.capacity = min(self.capacity, max(_FEWEST, len(self._open) // 2))
             while len(self._open) > self.capacity:
                 self._open.popitem(last=False)
 
@@ -149,6 +149,7 @@ class HandleCache:
             self._open.clear()
 
 
+_FEWEST = 4  # files that a cache keeps open however few the process may open
 _CACHES: weakref.WeakSet[HandleCache] = weakref.WeakSet()  # of this process
 _CACHES_LOCK = threading.Lock()  # guards the set; no other lock is taken under it
 if hasattr(os, "register_at_fork"):  # another thread may hold it during a fork
