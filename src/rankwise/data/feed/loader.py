@@ -21,7 +21,7 @@ from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.rank_place import find_place
-from rankwise.data.feed.reader import SkipBudget, StepReader
+from rankwise.data.feed.reader import SkipBudget, StepReader, share_place
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, check_transform, counted_samples
 from rankwise.data.feed.workers import (
     SentBatch,
@@ -376,14 +376,11 @@ class FeedLoader(CursorLoader):
         )
 
     def _transformed(self, transform: BatchTransform, share: Share, fields: dict[str, Any]) -> dict[str, Any]:
-        keys, step = self._placer.keys(step_keys(share.step, share.ids)), share.step
+        keys = self._placer.keys(step_keys(share.step, share.ids))
         try:
             made = transform(fields, keys)
         except Exception as error:
-            error.add_note(
-                f"in batch_transform= at step {step.index} of epoch {step.epoch} (positions {step.start} to "
-                f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
-            )
+            error.add_note(f"in batch_transform= at {share_place(share)}")
             raise
         if not isinstance(made, Mapping):
             raise ConfigError(f"batch_transform= must return a dict of fields, it returned {type(made).__name__}")

@@ -23,7 +23,7 @@ from rankwise.data.feed.place import Placer
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.errors import ConfigError, SampleError
 
-__all__ = ["OnBadSample", "SkipBudget", "StepReader"]
+__all__ = ["OnBadSample", "SkipBudget", "StepReader", "share_place"]
 
 OnBadSample: TypeAlias = Literal["raise"] | int
 _SAID = 3
@@ -115,6 +115,13 @@ class SkipBudget:
 
 _NUM_STAGES = 2  # one in use, one being read
 _LOOKED_AT = 1  # a batch that the loop has left but still names
+
+
+def share_place(share: Share) -> str:
+    """Return in words which share of which step this is, for notes on errors."""
+    step, last = share.step, share.step.start + share.step.count - 1
+    where = f"step {step.index} of epoch {step.epoch} (positions {step.start} to {last})"
+    return f"{where} for rank {share.rank} of {share.world_size}"
 
 
 class StepReader:
@@ -222,11 +229,7 @@ class StepReader:
                     return None
                 batches.append(batch)
         except Exception as error:
-            share = readings[0].share
-            error.add_note(
-                f"while reading step {step.index} of epoch {step.epoch} (positions {step.start} to "
-                f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
-            )
+            error.add_note(f"while reading {share_place(readings[0].share)}")
             raise
         return ReadStep(batches=tuple(batches), read_s=time.perf_counter() - started)
 
