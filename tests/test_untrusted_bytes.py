@@ -15,8 +15,7 @@ RUNS_CODE = {
 TRUSTED = {
     "launch/functions/callee.py": "the caller of rankwise.run, in a folder that only this user can enter",
     "launch/child.py": "the user: it runs the script that was named",
-    "launch/functions/caller.py": "the ranks of this call, through the supervisor's own socket",
-    "launch/slurm/handle.py": "the job's ranks, in the job's folder, which only this user can enter",
+    "launch/functions/caller.py": "the ranks of this call, by the supervisor's own socket or (Slurm) the job's folder",
     "launch/slurm/start.py": "the submitting process, in the job's folder, which only this user can enter",
     "world/collectives/objects.py": "the ranks of the job, over its process group or the store of a coordinator",
 }
