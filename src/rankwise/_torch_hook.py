@@ -62,7 +62,7 @@ def _await_rank_0(*args: Any, **kwargs: Any) -> None:
     rank = str(given.get("rank", -1))
     if rank == "-1":
         rank = os.environ.get("RANK", "0")
-    if "RANKWISE_VITALS" in os.environ and by_variables and rank != "0" and host and port.isdigit():
+    if "RANKWISE_VITALS" in os.environ and by_variables and rank != "0" and host and port.isdecimal():
         from rankwise.world.rendezvous.addresses import await_listener
 
         await_listener(host, int(port), _LISTENER_S)

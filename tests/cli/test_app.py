@@ -1,6 +1,7 @@
 """The command as a whole."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -134,3 +135,9 @@ def test_stdout_in_ascii_shows_the_rest(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert b"m?lange" in done.stdout
+
+
+def test_the_known_messages_as_json():
+    """`explain --list --json` is JSON, with every message that the list names."""
+    listed, told = (rankwise_command("explain", "--list", *more).stdout for more in ((), ("--json",)))
+    assert [each["slug"] for each in json.loads(told)["messages"]] == [line.split()[0] for line in listed.splitlines()]

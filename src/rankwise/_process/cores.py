@@ -61,7 +61,7 @@ def choose_threads(requested: int | None, *, environ: Mapping[str, str], cores: 
     text = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if not text:
         return max(1, cores // max(1, sharers))
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ConfigError(
             f"OMP_NUM_THREADS must be a number of at least 1, it is {environ['OMP_NUM_THREADS']!r}: unset it"
         )

@@ -149,7 +149,7 @@ def kubeflow_place(environ: Mapping[str, str]) -> Place | None:
     if names is None:
         return None
     processes = environ.get("PET_NPROC_PER_NODE", "").strip()
-    if processes.isdigit() and int(processes) > 1:
+    if processes.isdecimal() and int(processes) > 1:
         raise WorldError(
             f"this job needs {processes} processes in each pod (PET_NPROC_PER_NODE={processes}), but this process was "
             "started without a launcher: make `rankwise run train.py` the container's command, it starts all of them"

@@ -72,7 +72,7 @@ def slurm_place(environ: Mapping[str, str]) -> Place | None:
 def _in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as a task: it has a numeric step id, and is no terminal (`srun --pty bash`)."""
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", "")).strip()
-    return step.isdigit() and int(step) < _SPECIAL_STEPS and first_set(environ, "SLURM_PTY_PORT") is None
+    return step.isdecimal() and int(step) < _SPECIAL_STEPS and first_set(environ, "SLURM_PTY_PORT") is None
 
 
 def _tasks_here(environ: Mapping[str, str], node: int | None) -> int | None:

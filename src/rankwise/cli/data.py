@@ -280,7 +280,7 @@ def _parse_extents(word: str) -> tuple[int, ...]:
         ConfigError: the numbers are not positive.
     """
     parts = word.replace("x", ",").split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError(f"--crop must be extents >= 1 separated by commas, such as 16,128,128, got {word!r}")
     return tuple(int(part) for part in parts)
 

@@ -117,6 +117,10 @@ def explain_command(
     """Explain the error messages in logs of distributed jobs, with causes and fixes, the root cause first."""
     from rankwise.diagnose.explain import MESSAGES, explain_logs, render
 
+    if show_list and as_json:
+        known = [{"slug": each.slug, "level": each.level, "source": each.source} for each in MESSAGES]
+        print(json.dumps({"messages": known}, indent=2))
+        return
     if show_list:
         print("\n".join(f"{message.slug:24} {message.source}" for message in MESSAGES))
         return

@@ -50,7 +50,7 @@ class Fault:
         who, _, when = rest.partition("@")
         step, several, attempt = when.partition("#")
         attempt = attempt if several else "1"
-        if what not in (*_SIGNALS, "raise", "hang") or not (who and step.isdigit() and attempt.isdigit()):
+        if what not in (*_SIGNALS, "raise", "hang") or not (who and step.isdecimal() and attempt.isdecimal()):
             raise ConfigError(
                 f"a fault is written as kill|term|usr1|raise|hang:RANK|all|supervisor@STEP[#ATTEMPT], got {text!r}"
             )

@@ -1,6 +1,8 @@
 """Files of every kind are read, comments and settings obeyed, and other files go on where one cannot be read."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,16 @@ def test_files_that_do_not_parse(tmp_path):
     assert "what is not utf-8 names its encoding" in failed["b.py"].message
     assert [found.file.rpartition("/")[2] for found in report.findings] == ["d.py", "e.py"]
     assert report.exitcode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="there is no /dev/fd")
+def test_pipes():
+    """`rankwise lint <(python make_script.py)`: what a pipe gives is checked like a file."""
+    read, write = os.pipe()
+    with open(read, "rb"), open(write, "w") as script:
+        script.write(BAD)
+        script.close()
+        assert [found.rule.slug for found in lint_paths([Path(f"/dev/fd/{read}")]).findings] == ["dataparallel-module"]
 
 
 def test_folders(tmp_path):

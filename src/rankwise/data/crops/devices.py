@@ -238,7 +238,7 @@ def _own_device(environ: Mapping[str, str], cuda: CudaFacts) -> torch.device:
     index = cuda.current
     if index is None:
         local = environ.get("LOCAL_RANK", "")
-        index = int(local) % cuda.count if local.isdigit() else 0
+        index = int(local) % cuda.count if local.isdecimal() else 0
     return torch.device("cuda", index)
 
 
@@ -250,7 +250,7 @@ def _cross_check(index: int, wanted: object, environ: Mapping[str, str], cuda: C
             "number to torch.cuda.set_device and to Config(device=...)"
         )
     local = environ.get("LOCAL_RANK", "")
-    if local.isdigit() and int(local) != index and cuda.count > 1:
+    if local.isdecimal() and int(local) != index and cuda.count > 1:
         _warn_once(
             ("rank", local, index),
             f"LOCAL_RANK is {local} but the pipeline feeds CUDA device {index}: other ranks may feed it too; pass "

@@ -48,6 +48,9 @@ class Scaling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and math.isfinite(self.offset)):
             raise ConfigError(f"a scaling needs finite numbers, got x * {self.scale} + {self.offset}")
+        # NumPy's numbers have another repr, and would give the same crops another fingerprint
+        object.__setattr__(self, "scale", float(self.scale))
+        object.__setattr__(self, "offset", float(self.offset))
 
     @classmethod
     def standard(cls, mean: float, std: float) -> Self:

@@ -161,7 +161,7 @@ def check_devices() -> list[Check]:
 
 def _busy(number: int, device: dict[str, Any], owners: list[str]) -> list[Check]:
     used = str(device.get("memory_used", "0"))
-    taken = used.isdigit() and int(used) > _BUSY_MIB
+    taken = used.isdecimal() and int(used) > _BUSY_MIB
     if owners:
         told = f"used by {', '.join(owners)}" + (f", {used} MiB of its memory" if taken else "")
         mend = "end these processes if they are left over from an old run (ps -fp PID), or use another GPU"

@@ -69,7 +69,7 @@ def find_files(paths: Sequence[Path], settings: Settings) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
             raise ConfigError(f"no file or folder {str(path)!r} in {Path.cwd()}")
-        for found in [path] if path.is_file() else _walk(path, settings):
+        for found in _walk(path, settings) if path.is_dir() else [path]:  # a pipe, too: rankwise lint <(...)
             real = found.resolve()
             if real not in seen:
                 seen.add(real)

@@ -112,6 +112,6 @@ def inspect_run(target: str) -> Evidence:
 def _is_meant(job: RunningJob, target: str) -> bool:
     if not target:
         return True
-    if target.isdigit():
+    if target.isdecimal():
         return int(target) in {job.launcher, *(vital.pid for vital in job.ranks)}
     return bool(job.run_dir) and Path(job.run_dir).resolve() == Path(target).resolve()

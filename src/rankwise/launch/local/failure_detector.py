@@ -240,7 +240,7 @@ def _log_entries() -> Iterator[tuple[float, str]]:
                 return  # end of the log
             head, _, text = record.partition(b"\n")[0].decode(errors="replace").partition(";")
             fields = head.split(",")
-            if len(fields) > 2 and fields[2].isdigit():
+            if len(fields) > 2 and fields[2].isdecimal():
                 yield int(fields[2]) / 1e6, text
 
 

@@ -66,7 +66,7 @@ def parent_process(pid: int) -> int:
 def _members(leaders: Collection[int]) -> Iterator[int]:
     """Yield the processes of these sessions that have not ended."""
     for entry in _PROC.iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdecimal():
             fields = _stat(entry)
             if fields and int(fields[3]) in leaders and fields[0] not in {"Z", "X"}:
                 yield int(entry.name)

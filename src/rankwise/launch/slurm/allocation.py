@@ -45,7 +45,7 @@ class Allocation:
         if not job_id or shutil.which("srun") is None:
             return None
         step = environ.get("SLURM_STEP_ID", "")
-        if step.isdigit() and int(step) < _SPECIAL_STEPS and not environ.get("SLURM_PTY_PORT"):
+        if step.isdecimal() and int(step) < _SPECIAL_STEPS and not environ.get("SLURM_PTY_PORT"):
             tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
             if tasks != "1":
                 raise ConfigError(

@@ -192,7 +192,7 @@ class SlurmHandle:
             ConfigError: there is no such job, it belongs to another user, or rankwise did not submit it.
             LaunchError: Slurm, which is asked about jobs without such a file, does not answer.
         """
-        if not job_id.isdigit():
+        if not job_id.isdecimal():
             raise ConfigError(f"a Slurm job id must be a number, got {job_id!r}; `rankwise jobs --all` lists yours")
         path = state_folder() / f"job-{job_id}.json"
         if path.exists():

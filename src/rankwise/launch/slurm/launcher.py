@@ -123,7 +123,7 @@ def _shell_warning(parent: int) -> str:
     except OSError:
         return ""
     name = "" if found is None else found[1].upper()
-    number = int(name) if name.isdigit() else getattr(signal, f"SIG{name.removeprefix('SIG')}", 0)
+    number = int(name) if name.isdecimal() else getattr(signal, f"SIG{name.removeprefix('SIG')}", 0)
     masks = (int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE))
     if not number or any(mask >> (number - 1) & 1 for mask in masks):
         return ""

@@ -58,7 +58,7 @@ class Partition:
                 raise ConfigError(f"no partition {name!r} here; there are {', '.join(sorted(known))}")
             done = slurm_command("sinfo", "--noheader", "--exact", f"--partition={name}", "--format=%c|%G")
             rows = [line.partition("|") for line in done.stdout.splitlines()]
-            cpus = max((int(row[0].strip()) for row in rows if row[0].strip().isdigit()), default=None)
+            cpus = max((int(row[0].strip()) for row in rows if row[0].strip().isdecimal()), default=None)
             gpus = max((num_gpus(row[2]) for row in rows), default=None)
             found.append(replace(known[name], node_cpus=cpus, node_gpus=gpus))
         return found
@@ -67,7 +67,7 @@ class Partition:
     def _read(cls, line: str) -> Self:
         max_time_min = None
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        limits = [int(text) for name in ("MaxNodes", "TotalNodes") if (text := fields.get(name, "")).isdigit()]
+        limits = [int(text) for name in ("MaxNodes", "TotalNodes") if (text := fields.get(name, "")).isdecimal()]
         least = fields.get("MinNodes", "0")
         with contextlib.suppress(ConfigError):  # UNLIMITED
             max_time_min = parse_time(fields.get("MaxTime", ""))
@@ -76,7 +76,7 @@ class Partition:
             is_default=fields.get("Default") == "YES",
             max_time_min=max_time_min,
             max_nodes=min(limits, default=None),
-            min_nodes=int(least) if least.isdigit() else 0,
+            min_nodes=int(least) if least.isdecimal() else 0,
             allowed_accounts=_names(fields.get("AllowAccounts", "ALL")),
             denied_accounts=_names(fields.get("DenyAccounts", "")),
         )

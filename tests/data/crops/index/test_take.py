@@ -81,6 +81,34 @@ def test_an_index_has_the_dtypes_of_a_configuration(tmp_path):
     assert len({index.fingerprint for index in same}) == 1
 
 
+def test_numbers_of_numpy_give_the_same_index(tmp_path):
+    """A state saved with numbers of NumPy is loaded with Python's: the fingerprint depends on values, not on types."""
+    zarr.create_array(tmp_path / "a", shape=(16, 16), dtype="u2", chunks=(4, 4))
+    paths = {"image": tmp_path / "a", "label": tmp_path / "b"}
+    zarr.create_array(tmp_path / "b", data=np.ones((16, 16), dtype="u1"), chunks=(4, 4))
+
+    def made(whole, real):
+        takes = {
+            "image": Take(normalise=Scaling(real(0.5), real(2)), level=whole(0)),
+            "label": Take(shape=(whole(8), whole(8))),
+        }
+        index = CropIndex(
+            paths, fields=takes, shape=(whole(8), whole(8)), num_random=whole(40), neighbourhood=whole(2),
+            foreground=("label", real(0.25)),
+        )  # fmt: skip
+        return index.fingerprint
+
+    assert made(int, float) == made(np.int64, np.float64) == made(np.int32, np.float32)
+
+
+@pytest.mark.parametrize("wrong", [{"num_random": 4.0}, {"num_random": 4, "neighbourhood": 0}, {"num_random": "4"}])
+def test_counts_are_whole_numbers(tmp_path, wrong):
+    """A number of crops that is no whole number is an error of construction, which names it."""
+    zarr.create_array(tmp_path / "a", shape=(16, 16), dtype="u2", chunks=(4, 4))
+    with pytest.raises(ConfigError, match=f"{list(wrong)[-1]} must be a whole number of at least 1, got"):
+        CropIndex(tmp_path / "a", shape=(8, 8), **wrong)
+
+
 @pytest.mark.parametrize("wrong", [2.0, "standard", (0.5, 1), {"a.zarr": 2.0}, {3: Scaling(2.0)}])
 def test_a_wrong_kind_of_normalisation_is_refused_at_once(wrong):
     """What is no scaling, mapping of URIs or function is an error of construction, here and in `Config`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,17 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.ngff import Image
 from rankwise.errors import ConfigError
 
-__all__ = ["CropImage", "Level", "Take", "channel_boxes", "image_columns", "image_levels", "named_takes", "plain_level"]
+__all__ = [
+    "CropImage",
+    "Level",
+    "Take",
+    "channel_boxes",
+    "image_columns",
+    "image_levels",
+    "named_takes",
+    "plain_extents",
+    "plain_level",
+]
 
 _CHANNEL_NAMES = frozenset({"c", "channel", "channels"})
 
@@ -187,8 +198,12 @@ class Take:
     def __post_init__(self) -> None:
         if self.pad not in (None, "fill", "edge", "reflect"):
             raise ConfigError(f'pad must be "fill", "edge", "reflect" or None, got {self.pad!r}')
+        if self.shape is not None:
+            object.__setattr__(self, "shape", plain_extents("shape", self.shape))
         if self.shape is not None and not all(extent >= 1 for extent in self.shape):
             raise ConfigError(f"a shape needs extents of at least 1, got {list(self.shape)}")
+        if self.level is not None:
+            object.__setattr__(self, "level", int(self.level))
         object.__setattr__(self, "channel", plain_channel(self.channel))
         if self.channel == ():
             raise ConfigError("channel must be one channel, several, or None for all; got an empty list")
@@ -210,6 +225,20 @@ class Take:
         channels = self.channel if self.channel is None or isinstance(self.channel, str | int) else list(self.channel)
         dtype = "None" if self.dtype is None else str(_dtype(self.dtype))
         return self.part, channels, self.level, self.shape, dtype, self.pad, scaling, self.mask
+
+
+def plain_extents(name: str, extents: Any) -> tuple[Any, ...]:
+    """Return extents as a tuple of int and None: what a fingerprint is made of may not depend on their types.
+
+    Raises:
+        ConfigError: they are not a sequence of whole numbers.
+    """
+    if not isinstance(extents, Iterable):
+        raise ConfigError(f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}")
+    found = tuple(extents)
+    if not all(extent is None or isinstance(extent, Integral) for extent in found):
+        raise ConfigError(f"{name}= needs whole numbers of elements, got {found}")
+    return tuple(None if extent is None else int(extent) for extent in found)
 
 
 def _dtype(wanted: npt.DTypeLike) -> DType | None:

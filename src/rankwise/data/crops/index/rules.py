@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 from rankwise.data.contract import NDArray
-from rankwise.data.crops.index.image import CropImage, Take
+from rankwise.data.crops.index.image import CropImage, Take, plain_extents
 from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
@@ -36,7 +36,7 @@ class Foreground:
     level: int = 0
 
     def __post_init__(self) -> None:
-        _check_share("a foreground's fraction", self.fraction)
+        object.__setattr__(self, "fraction", _share("a foreground's fraction", self.fraction))
         if isinstance(self.classes, Iterable):  # a list or an array would have no hash
             object.__setattr__(self, "classes", tuple(int(label) for label in self.classes))
 
@@ -57,7 +57,7 @@ class Mask:
     level: int = 0
 
     def __post_init__(self) -> None:
-        _check_share("a mask's share", self.share)
+        object.__setattr__(self, "share", _share("a mask's share", self.share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         if self.foreground is not None:
-            _check_share("a stage's foreground", self.foreground)
-        if self.shape is not None:  # a list would have no hash
-            object.__setattr__(self, "shape", tuple(self.shape))
+            object.__setattr__(self, "foreground", _share("a stage's foreground", self.foreground))
+        if self.shape is not None:
+            object.__setattr__(self, "shape", plain_extents("shape", self.shape))
 
 
 Curriculum: TypeAlias = Mapping[int, Stage] | Callable[[int], Stage]
@@ -123,8 +123,8 @@ class Rules:
     ) -> Rules:
         """Return the rules for the arguments that a user passes, which may be written in several ways."""
         return cls(
-            shape=_extents("shape", shape),
-            stride=None if stride is None else _extents("stride", stride),
+            shape=plain_extents("shape", shape),
+            stride=None if stride is None else plain_extents("stride", stride),
             mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
             foreground=Foreground(*foreground) if isinstance(foreground, tuple) else foreground,
             curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
@@ -136,8 +136,11 @@ class Rules:
             raise ConfigError(f'align must be "chunk" or None, got {self.align!r}')
         for name, least in (("num_random", 1), ("neighbourhood", 1), ("region_bytes", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
+            if value is None:
+                continue
+            if not isinstance(value, Integral) or value < least:
+                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            object.__setattr__(self, name, int(value))  # NumPy's numbers would give the index another fingerprint
         weights = self.weights
         if isinstance(weights, Iterable) and not isinstance(weights, str | Mapping) and not callable(weights):
             object.__setattr__(self, "weights", tuple(float(weight) for weight in weights))
@@ -223,15 +226,6 @@ class Rules:
             raise ConfigError("a mask's share is for tiles: random crops have their centre in the mask")
 
 
-def _extents(name: str, extents: Any) -> tuple[Any, ...]:
-    if not isinstance(extents, Iterable):
-        raise ConfigError(f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}")
-    found = tuple(extents)
-    if not all(extent is None or isinstance(extent, Integral) for extent in found):
-        raise ConfigError(f"{name}= needs whole numbers of elements, got {found}")
-    return found
-
-
 def _check_curriculum(curriculum: Curriculum | None) -> None:
     if curriculum is None or callable(curriculum):
         return
@@ -242,6 +236,7 @@ def _check_curriculum(curriculum: Curriculum | None) -> None:
         )
 
 
-def _check_share(name: str, value: float) -> None:
+def _share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} must be a fraction from 0 to 1, got {value}")
+    return float(value)

@@ -92,7 +92,7 @@ class Target:
             different = self._differences(json.loads(plan.read_text()))
             if not different:
                 (self.partial / "failed").unlink(missing_ok=True)
-                done = {int(path.name) for path in (self.partial / "done").iterdir() if path.name.isdigit()}
+                done = {int(path.name) for path in (self.partial / "done").iterdir() if path.name.isdecimal()}
                 return {slab for slab in done if slab < num_slabs}
             if not overwrite:
                 raise DataError(

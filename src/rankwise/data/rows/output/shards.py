@@ -162,7 +162,7 @@ def parse_size(size: int | str, name: str) -> int:
 def rows_of_size(size: int | str, name: str, row_bytes: float) -> int:
     """Return the number of rows for a size: an integer, also as text, is rows; text with a unit is bytes."""
     number = parse_size(size, name)
-    in_rows = not isinstance(size, str) or size.strip().isdigit()
+    in_rows = not isinstance(size, str) or size.strip().isdecimal()
     return max(1, int(min(number if in_rows else number / max(row_bytes, 1e-9), 2**62)))
 
 

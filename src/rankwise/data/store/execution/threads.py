@@ -28,7 +28,7 @@ def reading_threads() -> int:
     """
     mask = len(cpu_mask())
     told = os.environ.get(_PART, "")
-    if told.isdigit() and int(told) > 0:
+    if told.isdecimal() and int(told) > 0:
         return min(int(told), usable_cores(mask))
     ranks = num_local_ranks(os.environ)
     has_its_own = mask * ranks <= (os.cpu_count() or 1)

@@ -212,6 +212,6 @@ def _number(node: ast.expr) -> int | None:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = _number(node.operand)
         return None if inner is None else -inner
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lstrip("-").isdigit():
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lstrip("-").isdecimal():
         return int(node.value)
     return None

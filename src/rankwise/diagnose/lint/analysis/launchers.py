@@ -58,13 +58,13 @@ def num_nodes(file: LaunchFile, command: Command) -> int:
     """Return how many nodes a launch is for, 1 where it is not seen."""
     found = option(file, command, "--nnodes", "--num-machines")
     text = "" if found is None else found[0].rpartition(":")[2]
-    return job_nodes(file) if "SLURM" in text else int(text) if text.isdigit() else 1
+    return job_nodes(file) if "SLURM" in text else int(text) if text.isdecimal() else 1
 
 
 def job_nodes(file: LaunchFile) -> int:
     """Return how many nodes Slurm gives to the job, 1 where it is not seen."""
     text = file.sbatch.get("nodes", "").rpartition("-")[2]
-    return int(text) if text.isdigit() else 1
+    return int(text) if text.isdecimal() else 1
 
 
 def launcher(command: Command) -> int | None:
@@ -80,9 +80,9 @@ def tasks_per_node(file: LaunchFile, command: Command) -> int:
     """Return how often srun starts a line on each node, as far as its own options and those of the job say; else 1."""
     nodes, tasks = (_told(file, command, *names) for names in (("nodes", "-N"), ("ntasks", "-n")))
     per_node = _told(file, command, "ntasks-per-node", "--ntasks-per-node")
-    if per_node.isdigit() and not own(command, "ntasks", "-n"):
+    if per_node.isdecimal() and not own(command, "ntasks", "-n"):
         return int(per_node)
-    if tasks.isdigit() and nodes.isdigit() and int(nodes):
+    if tasks.isdecimal() and nodes.isdecimal() and int(nodes):
         return int(tasks) // int(nodes)
     return 1
 

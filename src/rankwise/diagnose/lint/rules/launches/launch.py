@@ -17,7 +17,7 @@ _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
 
 
 def _bad_port(text: str) -> bool:
-    return text.isdigit() and not 0 <= int(text) <= 65535
+    return text.isdecimal() and not 0 <= int(text) <= 65535
 
 
 def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:

@@ -37,7 +37,7 @@ def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
         # a shell on each node reads what stands in single quotes, or behind a backslash
         later = command.quote == "'" or "\\$" in file.source[found[1].start : found[1].end]
         early = None if later else re.fullmatch(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?", value)
-        if single or own(command, "nodes", "-N") == "1" or not (value.isdigit() or early):
+        if single or own(command, "nodes", "-N") == "1" or not (value.isdecimal() or early):
             continue
         if max(job_nodes(file), num_nodes(file, command)) > 1:
             yield Hit(found[1], {"what": "node rank", "text": found[0], "of": "nodes"})
@@ -202,7 +202,7 @@ def _is_on_each_node(file: LaunchFile, command: Command) -> bool:
     )
     nodes = own(command, "nodes", "-N") or str(job_nodes(file))
     one = tasks_per_node(file, command) != 1 or own(command, "ntasks", "-n") == "1"
-    return command.find("srun") == 0 and not alone and not one and (not nodes.isdigit() or int(nodes) > 1)
+    return command.find("srun") == 0 and not alone and not one and (not nodes.isdecimal() or int(nodes) > 1)
 
 
 rule(
