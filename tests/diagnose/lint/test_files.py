@@ -8,7 +8,7 @@ import pytest
 
 from rankwise.diagnose.lint import RULES, Settings, find_settings, lint_paths
 from rankwise.diagnose.lint.baseline import read_baseline, without_known, write_baseline
-from rankwise.diagnose.lint.rewrite import add_comments
+from rankwise.diagnose.lint.fixes import add_comments
 from rankwise.errors import ConfigError
 
 BAD = "import torch\nnet = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n"

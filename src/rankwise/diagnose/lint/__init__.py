@@ -8,8 +8,7 @@ from rankwise.diagnose.lint.checker import Failure, Report, check_source, lint_p
 from rankwise.diagnose.lint.checklist import checklist_page, checklist_text, items_of
 from rankwise.diagnose.lint.claims import CLAIMS
 from rankwise.diagnose.lint.inputs import SourceFile, source_from_text
-from rankwise.diagnose.lint.outputs import FORMATS, rule_text, to_text
-from rankwise.diagnose.lint.pages import rules_page
+from rankwise.diagnose.lint.outputs import FORMATS, rule_text, rules_page, to_text
 from rankwise.diagnose.lint.record import Edit, Finding, Fix, Rule
 from rankwise.diagnose.lint.settings import Settings, find_settings
 

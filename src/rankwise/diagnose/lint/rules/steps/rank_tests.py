@@ -11,28 +11,23 @@ from rankwise.diagnose.lint.analysis.effects import runs_ranks
 from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
     effective_side,
-    guard_of,
     has_framework,
     is_const,
     loops_around,
     loops_of_epochs,
     loops_that_train,
-    names_in,
     runs_on_several,
 )
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import last, names_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.analysis.shares import is_own_at
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, Rule
 
 
-@rule(
-    "RW402",
-    "rank-dependent-exit",
-    "error",
-    "medium",
+@Rule(
+    "RW402", "rank-dependent-exit", "error", "medium",
     message="{what} leaves the {of} on {ranks} only; the others wait for it in the next collective",
     why="Each backward pass of DDP is a collective. A rank that leaves the loop by itself leaves the others waiting. Decide on "
     "one rank, broadcast the decision, leave together.",
@@ -66,17 +61,17 @@ def train(model, loader, optimizer, stopper):
             break
 """,
     ignore="the other ranks leave at the same step by another way.",
-)
+)  # fmt: skip
 def rank_dependent_exit(module: Module) -> Iterator[Hit]:
     """Break or return under a test of the rank, inside a loop that trains or before a collective further on."""
     loops = loops_that_train(module) | {
         call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
     }
     yield from _left_programs(module, loops)
-    for exit_ in module.exits:
-        node, place, branch = exit_.node, exit_.place, guard_of(exit_.place)
+    for place in (place for scope in module.scopes for place in scope.exits):
+        node, branch = place.stmt, place.guard
         word = type(node).__name__.lower()
-        if _after_own_error(module, node, place):
+        if _after_own_error(module, place):
             what = f"{word} after an error of this rank alone"
             yield Hit(node, {"what": what, "of": "step", "ranks": "some ranks"})
         elif not isinstance(node, ast.Break | ast.Return):
@@ -96,8 +91,9 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
 def _left_programs(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
     """Yield the exits of the program on one rank, or on a number of this rank's own."""
     for call in module.methods("exit", "_exit"):
-        test = getattr(guard_of(call.place), "test", None)
-        alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
+        guard = call.place.guard
+        test = None if guard is None else guard.test
+        alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1] is not guard)
         if alone and call.text in {"exit", "sys.exit", "os._exit"} and _goes_on(module, call.place):
             yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
         # the launcher ends the others where one fails, not where one ends well
@@ -111,21 +107,20 @@ def _by_own_state(module: Module, place: Place, loops: set[ast.stmt]) -> str:
     """Return by what a rank leaves a loop, under no test of the rank, if other ranks need not have the same."""
     if name := _own_number(module, place, loops, place.loops[-1:]):
         return f"{name}, a number of this rank's own batches,"
-    if name := _decided_by_one(module, place, loops):
-        return f"{name}, which only the main rank sets,"
-    return ""
+    name = _decided_by_one(module, place, loops)
+    return name and f"{name}, which only the main rank sets,"
 
 
-def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:
+def _after_own_error(module: Module, place: Place) -> bool:
     """Whether a loop with collectives is left, or a step of it left out, after an error that other ranks need not have."""
+    node = place.stmt
     if not place.tries or not place.loops or isinstance(node, ast.Raise) or has_framework(module) or not wraps(module):
         return False
     for block in place.tries:
         handlers = block.handlers if isinstance(block, ast.Try) else []
         own = [each for each in handlers if any(part is node for stmt in each.body for part in ast.walk(stmt))]
-        memory = [
-            each for each in own if _is_memory_error(each) or (_catches_all(each) and not isinstance(node, ast.Return))
-        ]
+        returns = isinstance(node, ast.Return)
+        memory = [each for each in own if _is_memory_error(each) or (_catches_all(each) and not returns)]
         if memory:
             inside = [call for call in module.calls if block in call.place.tries]
             backward = any(call.method == "backward" or _calls_backward(module, call) for call in inside)
@@ -149,8 +144,7 @@ def _is_memory_error(handler: ast.ExceptHandler) -> bool:
 
 
 def _calls_backward(module: Module, call: Call, depth: int = 2) -> bool:
-    target = module.local_function(call)
-    inner = target.calls if target is not None and depth else ()
+    inner = module.inside(call) if depth else ()
     return any(each.method == "backward" or _calls_backward(module, each, depth - 1) for each in inner)
 
 
@@ -159,10 +153,10 @@ def _goes_on(module: Module, place: Place) -> bool:
     later = [
         call
         for call in place.scope.calls
-        if (position(call.node) > position(place.stmt) or place.loops[:1] == call.place.loops[:1] != ())
-        and not call.place.side
+        if position(call.node) > position(place.stmt) or place.loops[:1] == call.place.loops[:1] != ()
     ]
-    inside = [inner for call in later for inner in getattr(module.local_function(call), "calls", ())]
+    later = [call for call in later if not call.place.side]
+    inside = [inner for call in later for inner in module.inside(call)]
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
@@ -197,7 +191,8 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
         told = (call for call in module.calls if left in call.place.loops and _shares(module, call))
         words = {last(text), owner} - {"", "self"}
-        shared = any(words & _names_told(module, call) for call in told)
+        named = (names_in(call.node) | names_in(getattr(module.local_function(call), "node", None)) for call in told)
+        shared = any(words & names for names in named)
         inside += _set_from_outside(module, text, place)
         if inside and not shared and all(effective_side(module, each) == "main" for each in inside):
             return text
@@ -222,19 +217,13 @@ def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stm
         return None
     left, around = place.loops[-1], loops_around(module)
     trained = left in loops_of_epochs(module)
-    trained |= any(left is loop or left in around[loop][1] for loop in loops if loop in around)
+    trained |= any(left is loop or left in around[loop][1] for loop in loops)
     return left if trained and place.branches[-1].node in ast.walk(left) else None
-
-
-def _names_told(module: Module, call: Call) -> set[str]:
-    target = module.local_function(call)
-    return names_in(call.node) | (names_in(target.node) if target is not None else set())
 
 
 def _shares(module: Module, call: Call) -> bool:
     """Whether a call tells other ranks something, by its name or in the function of this file that it calls."""
-    inside = getattr(module.local_function(call), "calls", ())
-    return any(_SHARED.search(each.method) for each in (call, *inside))
+    return any(_SHARED.search(each.method) for each in (call, *module.inside(call)))
 
 
 _SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)
@@ -256,11 +245,8 @@ _PREDICATES = {
 _NUMBERS = {"torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.get_node_local_rank"}
 
 
-@rule(
-    "RW403",
-    "uncalled-rank-guard",
-    "error",
-    "high",
+@Rule(
+    "RW403", "uncalled-rank-guard", "error", "high",
     message="{name} is a function and is not called here: the test is always {result}",
     why="A function object is true, and equal to no number, on every rank: all of them run what was meant for one, or none.",
     wrong="""
@@ -287,7 +273,7 @@ def save(model, path):
 """,
     ignore="never.",
     fix="safe",
-)
+)  # fmt: skip
 def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
     """A function that answers yes or no, used as the answer itself."""
     for branch in module.branches:

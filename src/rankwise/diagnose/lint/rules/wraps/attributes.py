@@ -10,7 +10,7 @@ from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place
 from rankwise.diagnose.lint.analysis.wrapped import DDP, Wrap, is_rebound, known_prepared, known_wraps, sees
-from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.record import Hit, Rule
 
 # the public attributes of nn.Module and of DistributedDataParallel
 OWN = frozenset(
@@ -34,7 +34,7 @@ _OTHERS = re.compile(r"deepspeed|fsdp|FullySharded|megatron", re.IGNORECASE)
 _DELEGATES = re.compile(r"__getattr__|\bsetattr\(")
 
 
-@rule(
+@Rule(
     "RW221", "attribute-of-wrapped", "error", "medium",
     message="{name} is DDP around the model and has no {attribute!r}: AttributeError; ask {asked}",
     why="DDP hands on the forward pass and nothing else. Methods and attributes of the model itself (save_pretrained, generate, "
@@ -90,9 +90,7 @@ def _attributes(module: Module, texts: set[str]) -> Iterator[tuple[ast.Attribute
     """Yield where something is asked of one of some names: in calls, their arguments, and what is bound."""
     heads = tuple(f"{text}." for text in texts)
     for call in module.calls:
-        parts: list[ast.expr] = [*call.node.args, *(word.value for word in call.node.keywords)]
-        if call.text.startswith(heads):
-            parts.append(call.node.func)
+        parts = [*call.given, call.node.func] if call.text.startswith(heads) else call.given
         for part in parts:
             yield from ((node, call.place) for node in _chain(part) if text_of(node.value) in texts)
     for binding in module.bindings:
@@ -100,9 +98,9 @@ def _attributes(module: Module, texts: set[str]) -> Iterator[tuple[ast.Attribute
         target = [stmt.target] if isinstance(stmt, ast.AugAssign) else []
         for asked in (binding.value, *target, stmt.iter if isinstance(stmt, ast.For) else None):
             yield from ((node, binding.place) for node in _chain(asked) if text_of(node.value) in texts)
-    for exit_ in module.exits:
-        value = exit_.node.value if isinstance(exit_.node, ast.Return) else None
-        yield from ((node, exit_.place) for node in _chain(value) if text_of(node.value) in texts)
+    for place in (place for scope in module.scopes for place in scope.exits):
+        value = getattr(place.stmt, "value", None)
+        yield from ((node, place) for node in _chain(value) if text_of(node.value) in texts)
 
 
 def _chain(node: ast.expr | None) -> Iterator[ast.Attribute]:
@@ -126,15 +124,9 @@ def _is_certain(module: Module, wrap: Wrap) -> bool:
     mine = wrap.place.scope
     return mine.name == "__init__" and all(
         (found.place.scope is mine and position(found.place.stmt) < position(wrap.place.stmt))
-        or _is_unrelated(module, wrap, found.place)
+        or not module.is_related(*(module.class_of("self", scope) for scope in (mine, found.place.scope)))
         for found in other
     )
-
-
-def _is_unrelated(module: Module, wrap: Wrap, place: Place) -> bool:
-    """Whether a place belongs to a class that is no relative of the one that wraps."""
-    mine, other = (module.class_of("self", scope) for scope in (wrap.place.scope, place.scope))
-    return mine is None or other is None or (mine not in module.lineage(other) and other not in module.lineage(mine))
 
 
 def _is_behind(module: Module, wrap: Wrap, at: Call) -> bool:

@@ -10,13 +10,13 @@ from rankwise.diagnose.lint.analysis.facts import is_const
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
-from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.analysis.wrapped import SHARDS
+from rankwise.diagnose.lint.record import Hit, Rule
 
-_SHARDERS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 _OF_MODELS = ("parameters", "named_parameters")
 
 
-@rule(
+@Rule(
     "RW220", "optimizer-before-shard", "error", "medium",
     message="this optimizer holds the parameters that {name} had before it was sharded: it updates tensors that nothing uses",
     why="FSDP and fully_shard replace the parameters of a model. An optimizer that was made before keeps the old ones, and "
@@ -55,10 +55,10 @@ def optimizer_before_shard(module: Module) -> Iterator[Hit]:
 
 def _shards(module: Module) -> Iterator[tuple[Call, ast.expr]]:
     """Yield the calls that shard a model, and the model; also those of functions of this file that do it to a parameter."""
-    for shard in module.named(*_SHARDERS):
+    for shard in module.named(*SHARDS):
         inner, scope = shard.argument("module", 0), shard.place.scope
-        original = shard.keyword("use_orig_params")
-        if inner is None or shard.is_open or (original is not None and not is_const(original.value, False)):
+        original = shard.argument("use_orig_params")
+        if inner is None or shard.is_open or (original is not None and not is_const(original, False)):
             continue
         yield shard, inner
         if scope.is_function and text_of(inner) in scope.params and not shard.place.branches:

@@ -5,32 +5,29 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rankwise.diagnose.lint.analysis.facts import backward_passes, has_framework, names_in, training_loops
+from rankwise.diagnose.lint.analysis.facts import NO_TRAINING, backward_passes, has_framework, training_steps
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import called, last, names_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place
-from rankwise.diagnose.lint.analysis.wrapped import Wrap, known_wraps, sees
-from rankwise.diagnose.lint.record import Hit, rule
-
-_HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-_NOT_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|visuali|export", re.IGNORECASE)
+from rankwise.diagnose.lint.analysis.wrapped import Wrap, known_wraps, prepared, sees
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 
-@rule(
+@Rule(
     "RW206", "module-forward", "error", "medium",
     message="the forward pass goes through {name}.module: backward does not add up its gradients",
     why="DDP prepares the reduction of gradients in its own forward. A pass through .module skips it, and each rank steps by "
     "its own gradient.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def train(net, loader, optimizer):
     model = DDP(net)
     for x in loader:
         model.module(x).sum().backward()
         optimizer.step()
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def train(net, loader, optimizer):
     model = DDP(net)
     for x in loader:
@@ -49,7 +46,7 @@ def module_forward(module: Module) -> Iterator[Hit]:
     if by_hand or module.has_call("average_gradients") or (has_framework(module) and not accelerated):
         return
     known = known_wraps(module)
-    wrapped = {wrap.text for wrap in known} | (_prepared(module) if accelerated else set())
+    wrapped = {wrap.text for wrap in known} | (prepared(module) if accelerated else set())
     inner = {f"{name}.module": name for name in wrapped}
     taken: set[Binding] = set()
     for binding in module.bindings if wrapped else ():
@@ -70,31 +67,24 @@ def module_forward(module: Module) -> Iterator[Hit]:
             call, body = (call, None) if outer is None else (outer, _body_of_step(module, outer))  # noqa: PLW2901
         if name is None or body is None or _is_another(call, taken):
             continue
-        quiet = any(
-            re.search("no_grad|inference", ast.unparse(item.context_expr)) for w in call.place.withs for item in w.items
-        )
+        quiet = any(re.search("no_grad|inference", text) for text in call.place.contexts)
         frozen = _evaluates(module, call, {name, *(text for text, of in inner.items() if of == name)})
-        harmless = quiet or frozen or (name, body.node) in seen or _is_prepared(module, call, body, name)
+        harmless = quiet or frozen or (name, body) in seen or _is_prepared(module, call, body, name)
         if not harmless and _reaches_backward(module, call, body):
-            seen.add((name, body.node))
+            seen.add((name, body))
             yield Hit(shown, {"name": name})
     for wrap in bare.values():
         yield from _given_past(module, wrap)
 
 
-def _is_prepared(module: Module, call: Call, body: _Step, name: str) -> bool:
+def _is_prepared(module: Module, call: Call, body: ast.stmt, name: str) -> bool:
     """Whether the wrapped model has a forward pass in the same step, before backward: then DDP is prepared."""
-    back = next(
-        (
-            each
-            for each in backward_passes(module)
-            if each.node in body.calls and position(each.node) > position(call.node)
-        ),
-        None,
-    )
+    inside = training_steps(module)[body]
+    backs = (each for each in backward_passes(module) if each in inside)
+    back = next((each for each in backs if position(each.node) > position(call.node)), None)
     return any(
         found.text == name
-        and found.node in body.calls
+        and found in inside
         and (not name.endswith("[]") or ast.unparse(call.node).startswith(ast.unparse(found.node.func)))
         and (back is None or position(found.node) < position(back.node) or position(found.node) < position(call.node))
         and not (found.place.branches[len(call.place.branches) :] and position(found.node) > position(call.node))
@@ -119,11 +109,8 @@ def _given_past(module: Module, wrap: Wrap) -> Iterator[Hit]:
 def _is_another(call: Call, taken: set[Binding]) -> bool:
     """Whether the name that is called means something else in this function than what was taken out elsewhere."""
     own = call.place.scope.bindings.get(call.text.partition(".")[0], [])
-    return (
-        bool(taken and own)
-        and not taken & set(own)
-        and not any(call.text.startswith(f"{found.text}.module") for found in own)
-    )
+    behind = any(call.text.startswith(f"{found.text}.module") for found in own)
+    return bool(taken and own) and not taken & set(own) and not behind
 
 
 def _taken_out(module: Module, value: ast.expr | None, place: Place) -> str:
@@ -132,18 +119,16 @@ def _taken_out(module: Module, value: ast.expr | None, place: Place) -> str:
     if not isinstance(value, ast.Call) or not value.args:
         return "" if value is None else text_of(value)
     given = text_of(value.args[0])
-    if last(text_of(value.func)) == "unwrap_model":
+    if called(value) == "unwrap_model":
         return f"{given}.module"
     if text_of(value.func) == "getattr" and len(value.args) > 1:
         return f"{given}.module" if ast.unparse(value.args[1]) == "'module'" else ""
     # a function of this file that does it: def unwrap(model): return model.module if ... else model
     target = module.local_function(Call(value, text_of(value.func), place))
     first = next((name for name in getattr(target, "params", ()) if name != "self"), "")
-    for exit_ in module.exits if first else ():
-        found = exit_.node.value if isinstance(exit_.node, ast.Return) and exit_.place.scope is target else None
-        if _taken_out(module, found, exit_.place) == f"{first}.module":
-            return f"{given}.module"
-    return ""
+    exits = target.exits if target is not None and first else []
+    found = (_taken_out(module, getattr(exit_.stmt, "value", None), exit_) for exit_ in exits)
+    return f"{given}.module" if f"{first}.module" in found else ""
 
 
 def _root(module: Module, call: Call) -> str:
@@ -162,46 +147,16 @@ def _of_part(inner: dict[str, str], call: Call) -> str | None:
 def _step_of_helper(module: Module, call: Call) -> Call | None:
     """Return the call, in a step of training, of the function of this file that returns what a call gives."""
     scope, stmt = call.place.scope, call.place.stmt
-    if (
-        not isinstance(stmt, ast.Return)
-        or call.place.loops
-        or not scope.is_function
-        or _NOT_TRAINING.search(scope.name)
-    ):
+    if not isinstance(stmt, ast.Return) or call.place.loops or NO_TRAINING.search(scope.name):
         return None
     outer = module.callers(scope)
     return next((each for each in outer if each.place.side is None and _body_of_step(module, each) is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One training step: the innermost loop around a backward pass, or the function that is one pass of it."""
-
-    node: ast.stmt
-    calls: frozenset[ast.Call]
-
-
-def _body_of_step(module: Module, call: Call) -> _Step | None:
+def _body_of_step(module: Module, call: Call) -> ast.stmt | None:
     """Return the training step that a call is part of."""
-    loops = training_loops(module)
-    node: ast.AST
-    if call.place.loops and call.place.loops[-1] in loops:
-        node = call.place.loops[-1]
-    elif not call.place.loops and any(
-        found.place.scope is call.place.scope and not found.place.loops for found in backward_passes(module)
-    ):
-        node = call.place.scope.node
-    else:
-        return None
-    calls = frozenset(part for part in ast.walk(node) if isinstance(part, ast.Call))
-    return _Step(node, calls) if isinstance(node, ast.stmt) else None
-
-
-def _prepared(module: Module) -> set[str]:
-    """Return what prepare() of Accelerate returned."""
-    made = (call.place.stmt for call in module.methods("prepare") if isinstance(call.place.stmt, ast.Assign))
-    targets = [part for stmt in made for target in stmt.targets for part in getattr(target, "elts", [target])]
-    return {text_of(target) for target in targets}
+    node = call.place.loops[-1] if call.place.loops else call.place.scope.node
+    return node if node in training_steps(module) else None  # type: ignore[return-value]
 
 
 def _evaluates(module: Module, call: Call, names: set[str]) -> bool:
@@ -212,15 +167,15 @@ def _evaluates(module: Module, call: Call, names: set[str]) -> bool:
     return before and not any(found.method == "train" for found in own)
 
 
-def _reaches_backward(module: Module, call: Call, body: _Step) -> bool:
+def _reaches_backward(module: Module, call: Call, body: ast.stmt) -> bool:
     """Whether what a call returns goes into a backward pass of the step, followed through variables and loops."""
     reached: set[str] = set()
-    for part in (*ast.walk(body.node), *ast.walk(body.node)):  # loops come before what they assign, or behind it
+    for part in (*ast.walk(body), *ast.walk(body)):  # loops come before what they assign, or behind it
         if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign):
             if call.place.stmt is part or (part.value is not None and reached & names_in(part.value)):
                 targets = part.targets if isinstance(part, ast.Assign) else [part.target]
                 reached |= {name for target in targets for name in names_in(target)} - {"self"}
         elif isinstance(part, ast.For) and reached & names_in(part.iter):
             reached |= names_in(part.target)
-    back = [found for found in backward_passes(module) if found.node in body.calls]
+    back = [found for found in backward_passes(module) if found in training_steps(module)[body]]
     return any(reached & names_in(found.node) or call.node in ast.walk(found.node) for found in back)
