@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def _frame(found: Finding, source: SourceFile | None) -> list[str]:
     """Return the lines around a finding, its own marked by carets."""
     if source is None:
         return []
-    lines = source.source.split("\n")
+    lines = re.split(r"\r\n|\r|\n", source.source)
     first = next((start for start, cell in source.cells if cell == found.cell), 1)
     number = found.line + first - 1
     width = len(str(found.line + 1))

@@ -44,6 +44,7 @@ _OBJECTS = {
     ),
 }
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3}
+_DEFAULT = ast.Constant(None)  # the group of all ranks
 
 
 @once
@@ -54,7 +55,8 @@ def collectives(module: Module) -> list[Call]:
         for name, calls in module.by_name.items()
         if name.startswith("torch.distributed.") and name[18:] in _COLLECTIVES
         for call in calls
-        if not _in_group(call, name[18:]) and not _only_sets_the_type(call)
+        if is_const(call.argument("group", _GROUP_AT.get(name[18:])) or _DEFAULT, None)
+        and not _only_sets_the_type(call)
     ]
     return found + _of_libraries(module)
 
@@ -105,11 +107,6 @@ def _only_sets_the_type(call: Call) -> bool:
         return False
     inside = (called(part) for body in stmt.body for part in ast.walk(body))
     return not any(re.search("state_dict|save|load|checkpoint", name) for name in inside)
-
-
-def _in_group(call: Call, name: str) -> bool:
-    group = call.argument("group", _GROUP_AT.get(name))
-    return name != "new_group" and group is not None and not is_const(group, None)
 
 
 def collective_inside(module: Module, scope: Scope, depth: int = 3) -> Call | None:

@@ -140,21 +140,18 @@ def _scopes_before_ranks(module: Module) -> set[Scope]:
     handed = {name for call in module.calls for name in _handed_by(call)}
     callers = {scope: [call.place for call in module.callers(scope)] for scope in module.scopes if scope.is_function}
     found = {scope for scope in spawned if scope.is_function} - starts
+    # only the main program comes to what asks for __name__; ranks import the rest of its file
+    mains = {call.place for call in module.calls if any("__name__" in ast.unparse(b.test) for b in call.place.branches)}
     while True:
         more = {each.scope for scope in found for each in callers[scope] if each.scope.is_function}
         more |= {
             scope
             for scope, known in callers.items()
-            if known and scope.name not in handed and all(each.scope in found or _is_main(each) for each in known)
+            if known and scope.name not in handed and all(each.scope in found or each in mains for each in known)
         }
         if more <= found:
             return found | _unreached(module, handed)
         found |= more
-
-
-def _is_main(place: Place) -> bool:
-    """Whether only the main program comes here; ranks import the rest of its file."""
-    return any("__name__" in ast.unparse(branch.test) for branch in place.branches)
 
 
 def _unreached(module: Module, handed: set[str]) -> set[Scope]:

@@ -42,18 +42,13 @@ def is_shared(module: Module, sampler: ast.expr | None, place: Place) -> bool:
     shared, alone = False, False
     for value in [found.value for found in bound] or [sampler]:
         for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
-            shares = _shares(module, part)
+            # torch's, or one that says so in its name
+            named = isinstance(part, ast.Call) and re.search(r"Distributed\w*Sampler$", text_of(part.func)) is not None
+            shares = named or module.made_by(part) == SAMPLER
             shared, alone = shared or shares, alone or not shares
         tests += [value.test] if isinstance(value, ast.IfExp) else []
     # what decides is the way of running, not the part of the data
     return shared and not (alone and any(not is_mode_test(test) or _PARTS.search(ast.unparse(test)) for test in tests))
-
-
-def _shares(module: Module, node: ast.expr | None) -> bool:
-    """Whether a sampler gives each rank a share: torch's, or one that says so in its name."""
-    if not isinstance(node, ast.Call):
-        return False
-    return module.name_of(node.func) == SAMPLER or re.search(r"Distributed\w*Sampler$", text_of(node.func)) is not None
 
 
 def gone_through(module: Module, loop: ast.stmt) -> set[str]:
@@ -75,25 +70,21 @@ def reduces(module: Module, scope: Scope, depth: int = 3, *, summed: bool = Fals
 def is_reduction(module: Module, call: Call, depth: int = 3) -> bool:
     """Whether a call joins the numbers of all ranks: by itself, by its name, or in what it calls."""
     # a metric is made here, and asked further down
-    if _NO_REDUCTION.search(call.text) or _is_of_one(call) or re.match(r"[A-Z]\w*Metrics?\w*$", call.method):
+    if _NO_REDUCTION.search(call.text) or re.match(r"[A-Z]\w*Metrics?\w*$", call.method):
+        return False
+    # a function of one process: torch.gather, np.add.reduce
+    if re.match(r"(torch(?!\.distributed)|numpy|sklearn)\b", call.name):
         return False
     found = module.scope_of(call) if depth else None
     if found is not None:
         return reduces(*found, depth - 1)
     if _REDUCES.search(call.method):
-        return _SHOWS.search(call.method) is None and not call.name.startswith("sklearn.")
+        return _SHOWS.search(call.method) is None
     if not re.search("metric|evaluator", call.base, re.IGNORECASE) or _PLAIN_METHOD.match(call.method):
         return False
     # a dict of numbers may be called metrics, too
     made = module.value(receiver(call.node), call.place.scope)
-    plain = isinstance(made, ast.Dict | ast.List) or called(made) in _PLAIN
-    return not plain and not call.name.startswith("sklearn.")
-
-
-def _is_of_one(call: Call) -> bool:
-    """Whether a function of torch or NumPy works on one process alone: torch.gather, np.add.reduce."""
-    root, _, rest = call.name.partition(".")
-    return root in {"torch", "numpy", "sklearn"} and not rest.startswith("distributed")
+    return not isinstance(made, ast.Dict | ast.List) and called(made) not in _PLAIN
 
 
 @once

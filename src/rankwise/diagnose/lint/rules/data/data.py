@@ -85,10 +85,7 @@ def _wraps_only(module: Module) -> bool:
     message="every rank reads the whole data set: this loader has no DistributedSampler",
     why="DDP does not split data. Without a sampler each rank goes through all samples: with equal seeds all ranks compute "
     "the same gradient, with different ones an epoch is world_size times as long.",
-    wrong="""
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    wrong=HEAD + """
 def train(dataset, model, criterion, optimizer):
     model = DDP(model)
     loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
@@ -96,10 +93,7 @@ def train(dataset, model, criterion, optimizer):
         criterion(model(x), y).backward()
         optimizer.step()
 """,
-    right="""
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    right=HEAD + """
 def train(dataset, model, criterion, optimizer):
     model = DDP(model)
     sampler = torch.utils.data.distributed.DistributedSampler(dataset)
@@ -123,17 +117,20 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
         names = names_of(module, call)
         if call.node in inside or handed & names or handed & used:
             continue
-        if sampled and not (_is_shuffled(module, call) and _is_only(module, call, names)):
+        if sampled and not _shuffles_alone(module, call, names):
             continue
         if _takes_all(module, call) and not is_before_ranks(module, scope):
             yield Hit(call.node.func)
 
 
-def _is_shuffled(module: Module, call: Call) -> bool:
-    """Whether a loader shuffles by itself; so does one that gets its sampler in the place of ``shuffle``."""
+def _shuffles_alone(module: Module, call: Call, names: set[str]) -> bool:
+    """Whether a loader shuffles by itself, stands in no branch, and no other, which may have a sampler, has its names."""
     shuffled = call.argument("shuffle", 2)
-    made = module.value(shuffled, call.place.scope)
-    return is_const(shuffled, True) or module.made_by(made) == SAMPLER
+    # so does one that gets its sampler in the place of `shuffle`
+    if not is_const(shuffled, True) and module.made_by(module.value(shuffled, call.place.scope)) != SAMPLER:
+        return False
+    others = [found for found in module.named(LOADER) if found is not call and names_of(module, found) & names]
+    return not call.place.branches and not others and not any(HELD_OUT.search(name) for name in names)
 
 
 def _takes_all(module: Module, call: Call) -> bool:
@@ -175,26 +172,16 @@ def stream_of(module: Module, call: Call) -> list[ast.AST]:
 _MODES = re.compile(r"dist|ddp|sampler|world|rank|gpu|multi|parallel", re.IGNORECASE)
 
 
-def _is_only(module: Module, call: Call, names: set[str]) -> bool:
-    """Whether a loader stands in no branch, and no other one, which may have a sampler, goes by its names."""
-    others = [found for found in module.named(LOADER) if found is not call and names_of(module, found) & names]
-    return not call.place.branches and not others and not any(HELD_OUT.search(name) for name in names)
-
-
 @Rule(
     "RW102", "sampler-and-shuffle", "error", "high",
     message="shuffle=True beside a sampler: DataLoader raises ValueError",
     why="The sampler decides the order; DataLoader refuses both. DistributedSampler shuffles by itself.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def make_loader(dataset):
     sampler = torch.utils.data.distributed.DistributedSampler(dataset)
     return torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True, sampler=sampler)
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def make_loader(dataset):
     sampler = torch.utils.data.distributed.DistributedSampler(dataset)
     return torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)

@@ -148,8 +148,8 @@ def _is_sum(node: ast.expr, by: ast.expr, listed: set[str]) -> bool:
     """Whether it is ``sum(losses)`` of a list that a loop fills, divided by its length or by a number of losses."""
     if not isinstance(node, ast.Call) or text_of(node.func) not in {"sum", "np.sum"} or not node.args:
         return False
-    whole = text_of(node.args[0]) in listed and ast.unparse(by) == f"len({ast.unparse(node.args[0])})"
-    return whole or _takes(node, listed)
+    text, whole = text_of(node.args[0]), ast.unparse(node.args[0])
+    return text in listed and (ast.unparse(by) == f"len({whole})" or _COUNTS.search(text) is not None)
 
 
 def _made_of(scope: Scope, listed: set[str], end: int) -> set[str]:
@@ -176,10 +176,6 @@ def _is_score(module: Module, node: ast.Call, listed: set[str]) -> bool:
     """Whether scikit-learn is given the labels and the answers that a loop has put into lists."""
     names = [names_in(part) & {last(text) for text in listed} for part in node.args[:2]]
     return module.made_by(node).startswith("sklearn.metrics.") and len(names) == 2 and all(names)
-
-
-def _takes(node: ast.Call, listed: set[str]) -> bool:
-    return bool(node.args) and text_of(node.args[0]) in listed and _COUNTS.search(text_of(node.args[0])) is not None
 
 
 def _is_meter(module: Module, text: str, scope: Scope) -> bool:

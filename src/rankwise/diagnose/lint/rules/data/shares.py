@@ -41,19 +41,13 @@ _SHARES = re.compile(
     message="each rank draws a split of its own: samples held out on one rank are trained on by another",
     why="random_split without a generator uses the process's global generator, which differs between ranks unless all "
     "were seeded alike before.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def main(dataset):
     dist.init_process_group("nccl")
     train, val = torch.utils.data.random_split(dataset, [900, 100])
     return train, val
 """,
-    right="""
-import torch
-import torch.distributed as dist
-
+    right=HEAD + """
 def main(dataset):
     dist.init_process_group("nccl")
     generator = torch.Generator().manual_seed(0)
@@ -356,16 +350,12 @@ def same_seed_everywhere(module: Module) -> Iterator[Hit]:
     "RW112", "nonblocking-unpinned", "info", "medium",
     message="non_blocking=True copies no faster from memory that is not pinned: pin_memory=True in the DataLoader",
     why="Only a copy from pinned memory overlaps with the GPU's work.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def train(model, dataset, device):
     for x in torch.utils.data.DataLoader(dataset):
         model(x.to(device, non_blocking=True)).sum().backward()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def train(model, dataset, device):
     for x in torch.utils.data.DataLoader(dataset, pin_memory=True):
         model(x.to(device, non_blocking=True)).sum().backward()

@@ -102,12 +102,14 @@ def save(net, path):
 def save_whole_module(module: Module) -> Iterator[Hit]:
     """torch.save(model) of what DDP returned or holds, or of another module of a file that uses several GPUs."""
     names = {wrap.text for wrap in known_wraps(module)}
-    if names or module.named("torch.nn.DataParallel"):
+    if names or module.has_named("torch.nn.DataParallel"):
         # a move whose value is dropped is one of a module: a tensor's gives a copy
         names |= {call.base for call in module.methods("to", "cuda", "cpu") if call.is_alone}
     # what was taken out of the wrap: `net = model.module if hasattr(model, "module") else model`
-    names |= {binding.text for binding in module.bindings if is_distributed(module) and _is_behind(binding.value)}
-    for binding in module.bindings if module.named("torch.nn.DataParallel") else ():
+    for binding in module.bindings if is_distributed(module) else ():
+        sides = (binding.value, getattr(binding.value, "body", None), getattr(binding.value, "orelse", None))
+        names |= {binding.text for side in sides if isinstance(side, ast.Attribute) and side.attr == "module"}
+    for binding in module.bindings:
         if module.made_by(unmoved(binding.value)) == "torch.nn.DataParallel":
             names.add(binding.text)
     for call in module.named("torch.save"):
@@ -117,12 +119,6 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
         behind = isinstance(saved, ast.Attribute) and saved.attr == "module" and bool(wraps(module))
         if behind or text_of(saved).removesuffix(".module") in names:
             yield Hit(saved, {"name": text_of(saved)})
-
-
-def _is_behind(value: ast.expr | None) -> bool:
-    """Whether a value is `model.module`, in every case or in one."""
-    sides = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
-    return any(isinstance(side, ast.Attribute) and side.attr == "module" for side in sides)
 
 
 @Rule(
@@ -169,9 +165,12 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
             continue
         # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
         if not {(wrap.made, ""), (wrap.made, saves[call.node])} & loaded:
+            # wrapped in some runs only, and saved in all
+            tests = {branch.node for branch in call.place.branches}
+            chosen = any(branch.node not in tests for branch in wrap.made.place.branches)
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
-            yield Hit(call.node.func, {"name": call.base}, None if _conditional(wrap.made, call) else fix)
+            yield Hit(call.node.func, {"name": call.base}, None if chosen else fix)
 
 
 def _prepared_states(module: Module, saves: dict[ast.AST, str]) -> Iterator[Hit]:
@@ -263,12 +262,6 @@ def _fills(call: Call, text: str) -> bool:
     if isinstance(stmt, ast.Assign):
         return any(isinstance(target, ast.Subscript) and text_of(target.value) == text for target in stmt.targets)
     return call.text == f"{text}.update"
-
-
-def _conditional(wrap: Call, call: Call) -> bool:
-    """Whether the model is wrapped in some runs only, and saved in all."""
-    tests = {branch.node for branch in call.place.branches}
-    return any(branch.node not in tests for branch in wrap.place.branches)
 
 
 _GATHERS = re.compile(

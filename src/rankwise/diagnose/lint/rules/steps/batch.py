@@ -20,18 +20,14 @@ from rankwise.diagnose.lint.record import HEAD, Hit, Rule
     "RW305", "target-not-moved", "warning", "medium",
     message="{name} stays on the CPU while {moved} of the same batch is moved",
     why="DDP moves the inputs of forward to its device, nothing else: the loss then meets tensors of two devices.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def train(model, loader, criterion, device):
     for x, y in loader:
         x = x.to(device)
         loss = criterion(model(x), y)
         loss.backward()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def train(model, loader, criterion, device):
     for x, y in loader:
         x, y = x.to(device), y.to(device)
@@ -116,16 +112,12 @@ def _is_view(node: ast.expr, name: str) -> bool:
     "RW306", "loss-weight-device", "warning", "medium",
     message="{name}= of {loss} stays on the CPU: the loss meets tensors of two devices",
     why="A loss without tensors has no device; one with weights is a module that has to be moved, or given weights that are.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def make_loss(model, local_rank):
     model.cuda(local_rank)
     return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0]))
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def make_loss(model, local_rank):
     model.cuda(local_rank)
     return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])).cuda(local_rank)
@@ -204,10 +196,9 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
         yield from _between_phases(module, calls)
     for scope in module.scopes:
         clocks = [call for call in scope.calls if call.name in _CLOCKS]
-        if not scope.is_function or not _MEASURES.search(scope.name):
-            continue
+        measures = scope.is_function and _MEASURES.search(scope.name)
         works = any(_runs(call) or call.text.removesuffix(".module") in wrapped for call in scope.calls)
-        if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
+        if measures and len(clocks) >= 2 and works and not any(map(_waits, scope.calls)):
             yield Hit(clocks[-1].node)
 
 
@@ -237,7 +228,8 @@ def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
     bound = {call.place.stmt: call.place.targets for call in calls}
     texts = [text_of(target) for targets in bound.values() for target in targets]
     starts: list[str] = []
-    for call in sorted(calls, key=_end):
+    # calls run in the order of their ends: the arguments first
+    for call in sorted(calls, key=lambda call: (call.node.end_lineno or 0, call.node.end_col_offset or 0)):
         if _waits(call) or any(map(_waits, module.inside(call))):
             phases, running = phases or begun, False
         elif call.method in {"backward", "step"} or call.text in models or _MODEL.fullmatch(call.text):
@@ -257,11 +249,6 @@ def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
             targets = [part.id for part in call.place.targets if isinstance(part, ast.Name)]
             if not targets or read & set(targets):
                 yield Hit(call.node)
-
-
-def _end(call: Call) -> tuple[int, int]:
-    """Calls run in the order of their ends: the arguments first."""
-    return call.node.end_lineno or 0, call.node.end_col_offset or 0
 
 
 @Rule(

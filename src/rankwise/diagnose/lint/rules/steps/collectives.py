@@ -16,7 +16,7 @@ from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import called, names_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Scope
 from rankwise.diagnose.lint.analysis.wrapped import DDP, WRAPPERS, Wrap, known_sharded, known_wraps, sees, wraps
-from rankwise.diagnose.lint.record import Hit, Rule
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 
 def _names_of_collectives(module: Module, nodes: list[ast.stmt]) -> list[str]:
@@ -45,19 +45,13 @@ def _matched(module: Module, branch: Branch, call: Call) -> bool:
     message="{name} runs on {ranks} only; the other ranks never join it, and the job hangs",
     why="A collective ends when all ranks of the group have called it. One inside `if rank == 0` waits for ever. Wrapping a "
     "model in DDP is one, too.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def report(loss):
     if dist.get_rank() == 0:
         dist.all_reduce(loss)
         print(loss.item())
 """,
-    right="""
-import torch
-import torch.distributed as dist
-
+    right=HEAD + """
 def report(loss):
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
@@ -102,17 +96,13 @@ def _reached(module: Module, call: Call) -> Call | None:
     "RW404", "async-result-unwaited", "error", "medium",
     message="{name} before the collective that fills it has ended: wait() first",
     why="async_op=True returns at once with a handle; until handle.wait() the tensor holds anything.",
-    wrong="""
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def total(value):
     handle = dist.all_reduce(value, async_op=True)
     print(value.item())
     handle.wait()
 """,
-    right="""
-import torch.distributed as dist
-
+    right=HEAD + """
 def total(value):
     handle = dist.all_reduce(value, async_op=True)
     handle.wait()
@@ -158,18 +148,14 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
     "RW405", "barrier-in-loop", "info", "medium",
     message="a barrier in every training step: backward already keeps the ranks together",
     why="It costs a round trip per step and hides which rank is slow.",
-    wrong="""
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def train(model, loader, optimizer):
     for x in loader:
         model(x).sum().backward()
         optimizer.step()
         dist.barrier()
 """,
-    right="""
-import torch.distributed as dist
-
+    right=HEAD + """
 def train(model, loader, optimizer):
     for x in loader:
         model(x).sum().backward()
@@ -191,10 +177,7 @@ def barrier_in_loop(module: Module) -> Iterator[Hit]:
     message="{name} is wrapped, and only {ranks} runs it: each forward pass {what}",
     why="DDP broadcasts buffers (BatchNorm statistics) in each forward pass, and FSDP gathers parameters. Both are "
     "collectives: they wait for the other ranks, or meet another collective of theirs. Of DDP use model.module.",
-    wrong="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    wrong=HEAD + """
 def train(net, loader, held_out):
     model = DDP(net)
     for x in loader:
@@ -202,10 +185,7 @@ def train(net, loader, held_out):
     if dist.get_rank() == 0:
         print(model(held_out))
 """,
-    right="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    right=HEAD + """
 def train(net, loader, held_out):
     model = DDP(net)
     for x in loader:

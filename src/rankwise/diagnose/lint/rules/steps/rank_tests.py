@@ -23,7 +23,7 @@ from rankwise.diagnose.lint.analysis.names import last, names_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.analysis.shares import is_own_at
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, Rule
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
 
 @Rule(
@@ -31,10 +31,7 @@ from rankwise.diagnose.lint.record import Edit, Fix, Hit, Rule
     message="{what} leaves the {of} on {ranks} only; the others wait for it in the next collective",
     why="Each backward pass of DDP is a collective. A rank that leaves the loop by itself leaves the others waiting. Decide on "
     "one rank, broadcast the decision, leave together.",
-    wrong="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    wrong=HEAD + """
 def train(model, loader, optimizer, stopper):
     model = DDP(model)
     for x in loader:
@@ -44,11 +41,7 @@ def train(model, loader, optimizer, stopper):
         if dist.get_rank() == 0 and stopper.should_stop(loss):
             break
 """,
-    right="""
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    right=HEAD + """
 def train(model, loader, optimizer, stopper):
     model = DDP(model)
     for x in loader:
@@ -120,7 +113,7 @@ def _after_own_error(module: Module, place: Place) -> bool:
         handlers = block.handlers if isinstance(block, ast.Try) else []
         own = [each for each in handlers if any(part is node for stmt in each.body for part in ast.walk(stmt))]
         returns = isinstance(node, ast.Return)
-        memory = [each for each in own if _is_memory_error(each) or (_catches_all(each) and not returns)]
+        memory = [each for each in own if _OF_MEMORY.search(ast.unparse(each)) or (_catches_all(each) and not returns)]
         if memory:
             inside = [call for call in module.calls if block in call.place.tries]
             backward = any(call.method == "backward" or _calls_backward(module, call) for call in inside)
@@ -138,9 +131,8 @@ def _catches_all(handler: ast.ExceptHandler) -> bool:
     )
 
 
-def _is_memory_error(handler: ast.ExceptHandler) -> bool:
-    text = "" if handler.type is None else ast.unparse(handler.type)
-    return "OutOfMemory" in text or ("RuntimeError" in text and "out of memory" in ast.unparse(handler))
+# an error of one rank alone
+_OF_MEMORY = re.compile(r"^except [^\n]*(OutOfMemory|RuntimeError.*out of memory)", re.DOTALL)
 
 
 def _calls_backward(module: Module, call: Call, depth: int = 2) -> bool:
@@ -189,7 +181,8 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         ]
         here = {place.stmt, place.branches[-1].node}
         inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
-        told = (call for call in module.calls if left in call.place.loops and _shares(module, call))
+        looped = [call for call in module.calls if left in call.place.loops]
+        told = (call for call in looped if any(_SHARED.search(each.method) for each in (call, *module.inside(call))))
         words = {last(text), owner} - {"", "self"}
         named = (names_in(call.node) | names_in(getattr(module.local_function(call), "node", None)) for call in told)
         shared = any(words & names for names in named)
@@ -221,11 +214,6 @@ def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stm
     return left if trained and place.branches[-1].node in ast.walk(left) else None
 
 
-def _shares(module: Module, call: Call) -> bool:
-    """Whether a call tells other ranks something, by its name or in the function of this file that it calls."""
-    return any(_SHARED.search(each.method) for each in (call, *module.inside(call)))
-
-
 _SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)
 
 
@@ -249,10 +237,7 @@ _NUMBERS = {"torch.distributed.get_rank", "torch.distributed.get_world_size", "t
     "RW403", "uncalled-rank-guard", "error", "high",
     message="{name} is a function and is not called here: the test is always {result}",
     why="A function object is true, and equal to no number, on every rank: all of them run what was meant for one, or none.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def is_main_process():
     return dist.get_rank() == 0
 
@@ -260,10 +245,7 @@ def save(model, path):
     if is_main_process:
         torch.save(model.state_dict(), path)
 """,
-    right="""
-import torch
-import torch.distributed as dist
-
+    right=HEAD + """
 def is_main_process():
     return dist.get_rank() == 0
 

@@ -21,18 +21,14 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
     message="gradients are clipped while they are scaled: call {call} first",
     why="GradScaler has multiplied the gradients, by 65536 at first. Their norm is compared with a limit meant for real ones, so "
     "every step is clipped to almost nothing.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def step(model, loss, optimizer, scaler):
     scaler.scale(loss).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def step(model, loss, optimizer, scaler):
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
@@ -189,7 +185,10 @@ def _counted(module: Module, call: Call) -> bool:
     numbers = {ast.unparse(part.right) for part in parts if isinstance(part.right, ast.Name | ast.Attribute)}
     loops = call.place.loops
     for step in call.place.scope.calls if numbers else ():
-        if not _takes_step(module, step):
+        # of an optimizer or of a scaler, or a function of this file that takes it
+        inside = module.inside(step) if "step" in step.method or "update" in step.method else []
+        taken = (each.base for each in (step, *inside) if each.method == "step")
+        if not any(re.search("opt|scaler", base, re.IGNORECASE) for base in taken):
             continue
         loop = loops[-1] if loops else None
         behind = step.place.loops == loops[:-1] and position(step.node) > position(call.node)
@@ -202,12 +201,6 @@ def _counted(module: Module, call: Call) -> bool:
             if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and ast.unparse(part.right) in numbers:
                 return True
     return False
-
-
-def _takes_step(module: Module, call: Call) -> bool:
-    """Whether a call is the step of an optimizer or of a scaler, or of a function of this file that takes it."""
-    inside = module.inside(call) if "step" in call.method or "update" in call.method else []
-    return any(each.method == "step" and re.search("opt|scaler", each.base, re.IGNORECASE) for each in (call, *inside))
 
 
 def _divided(call: Call) -> bool:
@@ -225,9 +218,7 @@ def _divided(call: Call) -> bool:
     "RW304", "accumulation-tail", "info", "medium",
     message="the last micro-batches of an epoch are dropped, or leak into the next one, where they do not fill a step",
     why="`(i + 1) % n == 0` never holds for the rest of the epoch; its gradients wait in .grad.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def train(model, loader, optimizer, accumulation_steps):
     for i, x in enumerate(loader):
         model(x).sum().backward()
@@ -235,9 +226,7 @@ def train(model, loader, optimizer, accumulation_steps):
             optimizer.step()
             optimizer.zero_grad()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def train(model, loader, optimizer, accumulation_steps):
     for i, x in enumerate(loader):
         model(x).sum().backward()
@@ -265,16 +254,12 @@ _AMP = {"torch.cuda.amp.autocast": "torch.amp.autocast", "torch.cuda.amp.GradSca
     "RW308", "deprecated-cuda-amp", "warning", "high",
     message="{old} is deprecated: {new}",
     why="torch.cuda.amp warns (FutureWarning) since 2.4; torch.amp takes the kind of device as its first argument.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def step(model, x):
     with torch.cuda.amp.autocast():
         return model(x)
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def step(model, x):
     with torch.amp.autocast("cuda"):
         return model(x)
@@ -301,17 +286,13 @@ def deprecated_cuda_amp(module: Module) -> Iterator[Hit]:
     "RW309", "step-order", "error", "high",
     message="the gradients are zeroed between backward and {name}.step(): the step sees none",
     why="zero_grad belongs before backward or after the step.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def step(model, x, optimizer):
     model(x).sum().backward()
     optimizer.zero_grad()
     optimizer.step()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def step(model, x, optimizer):
     optimizer.zero_grad()
     model(x).sum().backward()

@@ -186,7 +186,7 @@ def params_after_wrap(module: Module) -> Iterator[Hit]:
             if (adds or layer) and stmt not in seen:
                 seen.add(stmt)
                 yield Hit(call.node if adds else stmt, {"name": wrap.text})
-            elif stmt not in seen and _grows(module, wrap, call) and not _is_wrapped_again(module, wrap, call):
+            elif stmt not in seen and _grows(module, wrap, call):
                 seen.add(stmt)
                 yield Hit(call.node, {"name": wrap.text})
 
@@ -199,6 +199,10 @@ def _names_at(wrap: Wrap, call: Call) -> set[str]:
 
 def _grows(module: Module, wrap: Wrap, call: Call) -> bool:
     """Whether a call gives the model to a function of this file that puts a new layer into it."""
+    # what is wrapped anew further down lists its parameters again
+    again = (each for each in wraps(module) if each.inner in wrap.names and each.place.scope is call.place.scope)
+    if any(position(each.made.node) > position(call.node) for each in again):
+        return False
     target = module.local_function(call)
     params = [name for name in (target.params if target is not None else ()) if name not in {"self", "cls"}]
     for index, name in enumerate(params):
@@ -215,12 +219,6 @@ def _holds_layer(module: Module, found: Binding) -> bool:
     shown = module.value(found.value, found.place.scope)
     calls = (module.call_of.get(part) for part in ast.walk(shown)) if shown is not None else ()  # type: ignore[call-overload]
     return any(call is not None and _is_layer(call) for call in calls)
-
-
-def _is_wrapped_again(module: Module, wrap: Wrap, call: Call) -> bool:
-    """Whether the model behind a wrap is wrapped anew further down in the function: DDP lists its parameters again."""
-    behind = (each for each in wraps(module) if position(each.made.node) > position(call.node))
-    return any(each.place.scope is call.place.scope and each.inner in wrap.names for each in behind)
 
 
 def _is_layer(call: Call) -> bool:

@@ -10,7 +10,7 @@ from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place
 from rankwise.diagnose.lint.analysis.wrapped import DDP, Wrap, is_rebound, known_prepared, known_wraps, sees
-from rankwise.diagnose.lint.record import Hit, Rule
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 # the public attributes of nn.Module and of DistributedDataParallel
 OWN = frozenset(
@@ -39,19 +39,13 @@ _DELEGATES = re.compile(r"__getattr__|\bsetattr\(")
     message="{name} is DDP around the model and has no {attribute!r}: AttributeError; ask {asked}",
     why="DDP hands on the forward pass and nothing else. Methods and attributes of the model itself (save_pretrained, generate, "
     "config) are those of model.module.",
-    wrong="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    wrong=HEAD + """
 def save(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:
         model.save_pretrained(path)
 """,
-    right="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    right=HEAD + """
 def save(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:

@@ -248,9 +248,7 @@ def make_sampler(dataset):
     local_rank = int(os.environ["LOCAL_RANK"])
     return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def make_sampler(dataset):
     return torch.utils.data.distributed.DistributedSampler(dataset)
 """,
@@ -307,9 +305,7 @@ import torch.distributed as dist
 local_rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group("nccl", rank=local_rank)
 """,
-    right="""
-import torch.distributed as dist
-
+    right=HEAD + """
 dist.init_process_group("nccl")
 """,
     ignore="the job never leaves one machine.",
