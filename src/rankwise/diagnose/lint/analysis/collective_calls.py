@@ -13,16 +13,16 @@ from rankwise.diagnose.lint.analysis.wrapped import known_sharded, sees, wraps
 
 __all__ = ["collective_after", "collective_inside", "collectives", "objects_over_nccl"]
 
-_COLLECTIVES = frozenset(
+_COLLECTIVES = (
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
     "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict "
     "fsdp.FullyShardedDataParallel.summon_full_params checkpoint.save checkpoint.load checkpoint.save_state_dict "
     "checkpoint.state_dict.get_state_dict checkpoint.state_dict.get_model_state_dict "
-    "checkpoint.state_dict.get_optimizer_state_dict checkpoint.state_dict.set_model_state_dict".split()
-)
-_OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in sorted(_COLLECTIVES) if "_object" in name)
+    "checkpoint.state_dict.get_optimizer_state_dict checkpoint.state_dict.set_model_state_dict"
+).split()
+_OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in _COLLECTIVES if "_object" in name)
 _HOROVOD = (
     "allreduce allreduce_ allgather broadcast broadcast_ broadcast_parameters broadcast_optimizer_state "
     "broadcast_object allgather_object barrier"
@@ -44,21 +44,18 @@ _OBJECTS = {
     ),
 }
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3}
-_DEFAULT = ast.Constant(None)  # the group of all ranks
 
 
 @once
 def collectives(module: Module) -> list[Call]:
     """Return the calls of torch.distributed that every rank of the default group must make."""
-    found = [
-        call
-        for name, calls in module.by_name.items()
-        if name.startswith("torch.distributed.") and name[18:] in _COLLECTIVES
-        for call in calls
-        if is_const(call.argument("group", _GROUP_AT.get(name[18:])) or _DEFAULT, None)
-        and not _only_sets_the_type(call)
-    ]
-    return found + _of_libraries(module)
+    found = _of_libraries(module)
+    for name in _COLLECTIVES:
+        for call in module.named(f"torch.distributed.{name}"):
+            group = call.argument("group", _GROUP_AT.get(name))
+            if (group is None or is_const(group, None)) and not _only_sets_the_type(call):
+                found.append(call)
+    return found
 
 
 def _of_libraries(module: Module) -> list[Call]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rankwise.diagnose.lint.analysis.guards import Side, is_main_word, side_of
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import called, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Place, Scope
 
 __all__ = ["read_module"]
@@ -198,7 +198,6 @@ class _Walker:
             return
         if isinstance(target, ast.Subscript):
             self.scan(target, place)
-            return
         if not isinstance(target, ast.Name | ast.Attribute):
             return
         text = text_of(target)
@@ -207,30 +206,25 @@ class _Walker:
         self.module.bindings.append(found)
         if "." in text:
             self.module.fields.setdefault(text, []).append(found)
-        if isinstance(value, ast.Call) and isinstance(target, ast.Name):
-            self.alias(target.id, value)
+        if not isinstance(target, ast.Name) or text in self.module.imports.bound:
+            return
         # an alias at the top of the file is as good as an import
-        if place.scope.parent is None and isinstance(value, ast.Attribute) and isinstance(target, ast.Name):
+        if place.scope.parent is None and isinstance(value, ast.Attribute):
             name = self.module.imports.resolve(text_of(value))
-            if name is not None and text not in self.module.imports.bound:
+            if name is not None:
                 self.module.imports.bind(text, name)
-
-    def alias(self, text: str, value: ast.Call) -> None:
-        """Note ``Loader = partial(DataLoader, num_workers=4)``: a name for a call that has some of its arguments."""
-        if last(text_of(value.func)) == "partial" and len(value.args) == 1:
+        # so is `Loader = partial(DataLoader, num_workers=4)`, which has some of the arguments
+        elif isinstance(value, ast.Call) and called(value) == "partial" and len(value.args) == 1:
             name = self.module.imports.resolve(text_of(value.args[0]))
-            if name is not None and name.startswith("torch.") and text not in self.module.imports.bound:
+            if name is not None and name.startswith("torch."):
                 self.module.imports.bind(text, name)
                 self.module.partials[text] = value.keywords
 
     def given(self, value: ast.expr) -> list[ast.expr | None]:
         """Return what a tuple of targets gets from a function of this file."""
-        if isinstance(value, ast.Call) and last(text_of(value.func)) in self.returning:
-            node = self.returning[last(text_of(value.func))]
-            end = node.body[-1]
-            parts = end.value.elts if isinstance(end, ast.Return) and isinstance(end.value, ast.Tuple) else []
-            return [_own_value(node, part) for part in parts]
-        return []
+        node = self.returning.get(called(value))
+        parts = getattr(node.body[-1].value, "elts", []) if node is not None else []  # type: ignore[attr-defined]
+        return [_own_value(node, part) for part in parts]  # type: ignore[arg-type]
 
     def choice(self, node: ast.IfExp | ast.BoolOp, place: Place) -> bool:
         """Read ``save() if rank == 0 else None`` and ``rank == 0 and save()``; False where no rank decides."""

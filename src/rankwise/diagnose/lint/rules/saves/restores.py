@@ -21,7 +21,7 @@ from rankwise.diagnose.lint.analysis.facts import (
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
+from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.values import is_on_cpu
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, sees, wraps
 from rankwise.diagnose.lint.record import HEAD, Fix, Hit, Rule
@@ -137,11 +137,19 @@ def resume(net, path):
 def load_on_one_rank(module: Module) -> Iterator[Hit]:
     """load_state_dict under a test of the rank, of a wrapped model or an optimizer."""
     known = known_wraps(module)
+    broadcasts = [*module.methods("broadcast", "broadcast_object_list", "broadcast_parameters")]
+    broadcasts = [each for each in broadcasts if not _sends_number(module, each)]
     for call in module.methods("load_state_dict"):
         place = guarded_place(module, call.place)
         named = (each for each in known if call.base in {each.text, f"{each.text}.module"})
         wrap = next((each for each in named if sees(module, each, call)), None)
-        if place is None or _is_handed_on(module, call):
+        # something behind it, or in another function, may broadcast what was loaded
+        sent = [
+            each
+            for each in broadcasts
+            if each.place.scope is not call.place.scope or position(each.node) > position(call.node)
+        ]
+        if place is None or sent:
             continue
         late = wrap is not None and (
             wrap.place.scope is not place.scope or position(place.stmt) > position(wrap.call.node)
@@ -152,24 +160,13 @@ def load_on_one_rank(module: Module) -> Iterator[Hit]:
         gives = {found.side for found in own if getattr(found.stmt, "value", None) is not None}
         exits = not loads and any(found.side == place.side for found in own) and len(gives) < 2
         late = late or (bool(wraps(module)) and re.search(r"optim|sched|^(self\.)?opt$", call.base.lower()) is not None)
-        excused = exits or on_both_sides(place.guard, call.method) or _is_behind_training(module, place)
+        # all loops that train stand above it: what is loaded is only tested, or shown
+        loops = [loop for loop in loops_of_epochs(module) if loops_around(module)[loop][0] is place.scope]
+        behind = bool(loops) and all((loop.end_lineno or 0) < place.stmt.lineno for loop in loops)
+        excused = exits or on_both_sides(place.guard, call.method) or behind
         if late and not excused:
             values = {"name": call.base, "ranks": RANKS[place.side or "main"]}
             yield Hit(call.node if place is call.place else place.stmt, values)
-
-
-def _is_behind_training(module: Module, place: Place) -> bool:
-    """Whether all loops that train in a place's function stand above it: what is loaded is only tested, or shown."""
-    around = loops_around(module)
-    loops = [loop for loop in loops_of_epochs(module) if around[loop][0] is place.scope]
-    return bool(loops) and all((loop.end_lineno or 0) < place.stmt.lineno for loop in loops)
-
-
-def _is_handed_on(module: Module, call: Call) -> bool:
-    """Whether something behind a load, or in another function, may broadcast what was loaded."""
-    broadcasts = module.methods("broadcast", "broadcast_object_list", "broadcast_parameters")
-    apart = (each for each in broadcasts if not _sends_number(module, each))
-    return any(each.place.scope is not call.place.scope or position(each.node) > position(call.node) for each in apart)
 
 
 _NUMBERS = frozenset(f"torch.{name}" for name in "tensor zeros ones empty full LongTensor IntTensor".split())

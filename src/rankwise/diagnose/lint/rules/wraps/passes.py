@@ -57,7 +57,10 @@ def module_forward(module: Module) -> Iterator[Hit]:
     bare = {wrap.inner: wrap for wrap in known if wrap.inner not in {"", "self", wrap.text} and not wrap.place.branches}
     seen: set[tuple[str, ast.stmt]] = set()
     for call in module.calls if inner else ():
-        name = inner.get(call.text) or inner.get(call.base) or _of_part(inner, call) or inner.get(_root(module, call))
+        # what an expression takes out, unwrap(model)(x), and a method of it
+        node = call.node.func.value if isinstance(call.node.func, ast.Attribute) else call.node.func
+        root = _taken_out(module, node, call.place) if isinstance(node, ast.Call | ast.IfExp) else ""
+        name = inner.get(call.text) or inner.get(call.base) or _of_part(inner, call) or inner.get(root)
         if name is None and call.text in bare and sees(module, replace(bare[call.text], text=call.text), call):
             name = bare[call.text].text
         body = None if name is None else _body_of_step(module, call)
@@ -129,12 +132,6 @@ def _taken_out(module: Module, value: ast.expr | None, place: Place) -> str:
     exits = target.exits if target is not None and first else []
     found = (_taken_out(module, getattr(exit_.stmt, "value", None), exit_) for exit_ in exits)
     return f"{given}.module" if f"{first}.module" in found else ""
-
-
-def _root(module: Module, call: Call) -> str:
-    """Return ``model.module`` where a call runs, or runs a method of, what an expression takes out: unwrap(model)(x)."""
-    node = call.node.func.value if isinstance(call.node.func, ast.Attribute) else call.node.func
-    return _taken_out(module, node, call.place) if isinstance(node, ast.Call | ast.IfExp) else ""
 
 
 def _of_part(inner: dict[str, str], call: Call) -> str | None:
