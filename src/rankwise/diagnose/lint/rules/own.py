@@ -9,18 +9,9 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import is_const
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.record import Hit, Rule
 
 _TOKENS = re.compile(r"token|vocab|ignore_index|input_ids|\bids\b|\.view\(-1|\.reshape\(-1|\.flatten\(0", re.IGNORECASE)
-
-
-def _steps(module: Module) -> Iterator[Scope]:
-    """Yield the functions that are given to a Trainer or an ExactStep."""
-    for call in module.named("rankwise.Trainer", "rankwise.train.Trainer", "rankwise.train.ExactStep"):
-        given = call.argument("step", 2)
-        if isinstance(given, ast.Name) and given.id in module.top.functions:
-            yield module.top.functions[given.id]
 
 
 @Rule(
@@ -55,8 +46,10 @@ def main(model, optimizer):
 )  # fmt: skip
 def scalar_token_loss(module: Module) -> Iterator[Hit]:
     """A step that returns cross_entropy of flattened tokens, reduced to their mean."""
-    for scope in _steps(module):
-        for value in scope.returned:
+    for call in module.named("rankwise.Trainer", "rankwise.train.Trainer", "rankwise.train.ExactStep"):
+        step = call.argument("step", 2)
+        scope = module.top.functions.get(step.id) if isinstance(step, ast.Name) else None
+        for value in scope.returned if scope is not None else ():
             paired = isinstance(value, ast.Tuple) and len(value.elts) == 2 and isinstance(value.elts[1], ast.Dict)
             made = module.value(value.elts[0] if paired else value, scope)  # type: ignore[attr-defined]
             if not isinstance(made, ast.Call) or not text_of(made.func).endswith(("cross_entropy", "nll_loss")):

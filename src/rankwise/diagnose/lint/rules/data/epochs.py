@@ -46,15 +46,6 @@ def _epoch_name(module: Module, loop: ast.stmt) -> str | None:
     return target.id if epochs else None
 
 
-def _samplers(module: Module) -> Iterator[tuple[Call, Binding | None]]:
-    """Yield the DistributedSamplers that shuffle, with the variable each is bound to."""
-    for call in module.named(SAMPLER):
-        if call.is_open or not _shuffles(module, call.argument("shuffle", 3), call.place.scope):
-            continue
-        bound = (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value))
-        yield call, next(bound, None)
-
-
 def _shuffles(module: Module, node: ast.expr | None, scope: Scope) -> bool:
     """Whether a sampler shuffles: by default, as told, for the part that trains, or as one of its callers tells."""
     if node is None or isinstance(node, ast.Constant):
@@ -116,9 +107,12 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
     here = bool(loops) or _goes_on_for_ever(module)
-    for call, bound in _samplers(module):
-        if not here and not _is_trained_outside(module, call):
+    for call in module.named(SAMPLER):
+        shuffles = not call.is_open and _shuffles(module, call.argument("shuffle", 3), call.place.scope)
+        if not shuffles or not (here or _is_trained_outside(module, call)):
             continue
+        found = (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value))
+        bound = next(found, None)
         name = "" if bound is None else last(bound.text)
         data = call.argument("dataset", 0)
         if HELD_OUT.search(name) or (data is not None and HELD_OUT.search(ast.unparse(data))):

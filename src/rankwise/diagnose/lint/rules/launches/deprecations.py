@@ -100,17 +100,6 @@ def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
             yield Hit(place, {"old": place.text, "new": "torchrun"})
 
 
-def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
-    """Yield the backends that are written down, each with what to write instead if torch knows none of that name."""
-    for call in module.named(GROUP, "torch.distributed.new_group"):
-        start = call.method == "init_process_group"
-        given = module.value(call.argument("backend", 0 if start else 2), call.place.scope)
-        if isinstance(given, ast.Name) and given.id in call.place.scope.params:
-            given = call.place.scope.default(given.id)
-        if isinstance(given, ast.Constant) and isinstance(given.value, str):
-            yield given, _other_backend(given.value)
-
-
 def _other_backend(text: str) -> str | None:
     """Return the backend that was meant where none is called so; a name that resembles none may be a plugin's."""
     for part in text.lower().split(","):
@@ -138,9 +127,13 @@ def deprecated_dist_api(module: Module) -> Iterator[Hit]:
     for old, new in _OLD_API.items():
         for call in module.named(old):
             yield Hit(call.node.func, {"old": old, "new": new})
-    for written, backend in _backends(module):
-        if backend is not None:
-            yield Hit(written, {"old": f"the backend {written.value!r}", "new": backend})
+    for call in module.named(GROUP, "torch.distributed.new_group"):
+        given = module.value(call.argument("backend", 0 if call.name == GROUP else 2), call.place.scope)
+        if isinstance(given, ast.Name) and given.id in call.place.scope.params:
+            given = call.place.scope.default(given.id)
+        text = given.value if isinstance(given, ast.Constant) else None
+        if isinstance(text, str) and given is not None and (backend := _other_backend(text)):
+            yield Hit(given, {"old": f"the backend {text!r}", "new": backend})
     if "reduce_op" in module.attributes:  # dist.reduce_op.SUM is no call
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and module.name_of(node) == "torch.distributed.reduce_op":
@@ -164,7 +157,10 @@ _ARCHIVED = {
 )  # fmt: skip
 def deprecated_library(module: Module) -> Iterator[Hit]:
     """An import, unless it stands in a `try` that imports something else where the library is missing; or a call."""
-    guarded = {id(part) for node in module.tree.body if _has_fallback(node) for part in ast.walk(node)}
+    tries = [node for node in module.tree.body if isinstance(node, ast.Try)]
+    handled = {node: [stmt for handler in node.handlers for stmt in handler.body] for node in tries}
+    fallbacks = (node for node in tries if any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled[node]))
+    guarded = {id(part) for node in fallbacks for part in ast.walk(node)}
     for name, alias, stmt in module.imports.nodes:
         for old, instead in _ARCHIVED.items():
             if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
@@ -174,8 +170,3 @@ def deprecated_library(module: Module) -> Iterator[Hit]:
         whole = [stmt for name, _, stmt in module.imports.nodes if name == old.partition(".")[0]]
         if used is not None and whole and not any(id(stmt) in guarded for stmt in whole) and "." in old:
             yield Hit(used.node.func, {"name": old, "instead": instead})
-
-
-def _has_fallback(node: ast.stmt) -> bool:
-    handled = [stmt for handler in getattr(node, "handlers", ()) for stmt in handler.body]
-    return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)

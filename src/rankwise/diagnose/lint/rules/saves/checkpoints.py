@@ -238,7 +238,9 @@ def _held(module: Module, node: ast.expr, at: Call, depth: int = 4) -> Iterator[
         for found in shown if not text.startswith("self.") else inner:
             yield from _held(module, found.value, Call(at.node, "", found.place), depth - 1)  # type: ignore[arg-type]
         for call in scope.calls:
-            if _fills(call, text):
+            # `state["model"] = ...`, and state.update(...)
+            filled = (part.value for part in call.place.targets if isinstance(part, ast.Subscript))
+            if call.text == f"{text}.update" or text in map(text_of, filled):
                 yield from ast.walk(call.place.stmt)
         if not bound and scope.is_function and text in scope.params:
             for outer, given in module.given(scope, text):
@@ -254,14 +256,6 @@ def _values(node: ast.expr) -> Iterator[ast.expr]:
         inside = [*node.args, *(word.value for word in node.keywords)]
     for part in inside:
         yield from _values(part)
-
-
-def _fills(call: Call, text: str) -> bool:
-    """Whether a call stands in ``state["model"] = ...`` or ``state.update(...)`` of a dict."""
-    stmt = call.place.stmt
-    if isinstance(stmt, ast.Assign):
-        return any(isinstance(target, ast.Subscript) and text_of(target.value) == text for target in stmt.targets)
-    return call.text == f"{text}.update"
 
 
 _GATHERS = re.compile(

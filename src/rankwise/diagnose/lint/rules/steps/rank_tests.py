@@ -70,8 +70,10 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         elif not isinstance(node, ast.Break | ast.Return):
             continue
         elif branch is None:
-            if why := _by_own_state(module, place, loops):
-                yield Hit(node, {"what": f"{word} on {why}", "of": "training loop", "ranks": "some ranks"})
+            name = _own_number(module, place, loops, place.loops[-1:])
+            by = "a number of this rank's own batches" if name else "which only the main rank sets"
+            if name := name or _decided_by_one(module, place, loops):
+                yield Hit(node, {"what": f"{word} on {name}, {by},", "of": "training loop", "ranks": "some ranks"})
         # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
         elif not place.loops and place.branches[-1] is not branch and collective_after(module, place):
             yield Hit(node, {"what": "return", "of": "function", "ranks": RANKS[branch.side or "main"]})
@@ -94,14 +96,6 @@ def _left_programs(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
         if well and call.place.side is None and (name := _own_number(module, call.place, loops, call.place.loops)):
             what = f"{call.text} on {name}, a number of this rank's own batch,"
             yield Hit(call.node, {"what": what, "of": "program", "ranks": "some ranks"})
-
-
-def _by_own_state(module: Module, place: Place, loops: set[ast.stmt]) -> str:
-    """Return by what a rank leaves a loop, under no test of the rank, if other ranks need not have the same."""
-    if name := _own_number(module, place, loops, place.loops[-1:]):
-        return f"{name}, a number of this rank's own batches,"
-    name = _decided_by_one(module, place, loops)
-    return name and f"{name}, which only the main rank sets,"
 
 
 def _after_own_error(module: Module, place: Place) -> bool:
