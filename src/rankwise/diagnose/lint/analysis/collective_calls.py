@@ -69,7 +69,8 @@ def _of_libraries(module: Module) -> list[Call]:
         made = {text_of(call.place.targets[0]) for call in module.named(maker) if call.place.targets}
         listed += [call for call in module.methods(*methods) if call.base in made]
         # of DDP the main rank alone may save its state; DeepSpeed and FSDP hold a part of it on each
-        if re.search("deepspeed|fsdp", module.source, re.IGNORECASE) and "distributed_type" not in module.attributes:
+        sharded = made and re.search("deepspeed|fsdp", module.source, re.IGNORECASE)
+        if sharded and "distributed_type" not in module.attributes:
             listed += [call for call in module.methods("save_state", "load_state") if call.base in made]
     # FSDP gathers a state from all ranks; a context that says which kind of state counts for it
     for call in module.methods("state_dict") if known_sharded(module) else ():

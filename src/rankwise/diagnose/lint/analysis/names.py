@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-__all__ = ["Imports", "called", "last", "names_in", "receiver", "text_of", "texts_in"]
+__all__ = ["Imports", "called", "last", "names_in", "nodes_in", "receiver", "text_of", "texts_in"]
 
 # Where a thing has several addresses, rules know it by one.
 _CANONICAL = {
@@ -72,9 +72,22 @@ def receiver(node: ast.AST | None) -> ast.expr | None:
     return func.value if isinstance(func, ast.Attribute) else None
 
 
+def nodes_in(node: ast.AST | None) -> list[ast.AST]:
+    """Return what `ast.walk` yields, less the contexts of names, in half the time."""
+    found = [] if node is None else [node]
+    for each in found:  # grows while it is read
+        for name in each._fields:
+            part = getattr(each, name, None)
+            if type(part) is list:
+                found += [inner for inner in part if isinstance(inner, ast.AST)]
+            elif isinstance(part, ast.AST) and name != "ctx":
+                found.append(part)
+    return found
+
+
 def names_in(node: ast.AST | None) -> set[str]:
     """Return every name, and every attribute's last part, that occurs in an expression."""
-    parts = ast.walk(node) if node is not None else ()
+    parts = nodes_in(node)
     return {
         part.id if isinstance(part, ast.Name) else part.attr
         for part in parts
@@ -84,8 +97,7 @@ def names_in(node: ast.AST | None) -> set[str]:
 
 def texts_in(node: ast.AST | None) -> set[str]:
     """Return the variables and fields in an expression as text, each with those that it hangs on."""
-    parts = ast.walk(node) if node is not None else ()
-    return {text_of(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)}
+    return {text_of(part) for part in nodes_in(node) if isinstance(part, ast.Name | ast.Attribute)}
 
 
 class Imports:

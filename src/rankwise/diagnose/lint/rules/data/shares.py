@@ -21,7 +21,7 @@ from rankwise.diagnose.lint.analysis.facts import (
 )
 from rankwise.diagnose.lint.analysis.guards import is_local_rank
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, names_in, text_of
+from rankwise.diagnose.lint.analysis.names import last, names_in, nodes_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.analysis.shares import is_shared
 from rankwise.diagnose.lint.analysis.values import names_of
@@ -162,14 +162,16 @@ def my_files(files):
 )  # fmt: skip
 def local_rank_shard(module: Module) -> Iterator[Hit]:
     """files[local_rank::world_size], islice(..., local_rank, None, world_size), shard(index=local_rank)."""
-    if "world" not in module.source.lower():  # each share is one of so many
+    source = module.source.lower()
+    # each share is one of so many, and its number starts from 0 on each node
+    if "world" not in source or not re.search("local|gpu_id|rank.{0,9}%", source):
         return
     exits = [place for scope in module.scopes for place in scope.exits]
     nodes: dict[ast.AST, Scope] = {each.value: each.place.scope for each in module.bindings if each.value}
     nodes |= {place.stmt: place.scope for place in exits}
     places = (*(call.place for call in module.calls), *exits)
     nodes |= {branch.test: place.scope for place in places for branch in place.branches}
-    found = [(*pair, scope) for node, scope in nodes.items() for part in ast.walk(node) for pair in _pairs(part)]
+    found = [(*pair, scope) for node, scope in nodes.items() for part in nodes_in(node) for pair in _pairs(part)]
     slices = (call for call in module.methods("islice") if len(call.node.args) == 4)
     found += [(call.node.args[1], call.node.args[3], call.place.scope) for call in slices]
     # where the rank is the local one and an offset, also Loader(path, rank=local_rank, num_replicas=world_size)

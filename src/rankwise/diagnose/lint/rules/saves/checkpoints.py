@@ -293,10 +293,8 @@ def save(net, path):
 )  # fmt: skip
 def shards_of_one_rank(module: Module) -> Iterator[Hit]:
     """torch.save of the state of what fully_shard has sharded, on the main rank only."""
-    if _GATHERS.search(module.source):
-        return
     known = known_shards(module)
-    for save in module.named("torch.save") if known else ():
+    for save in module.named("torch.save") if known and not _GATHERS.search(module.source) else ():
         saved = save.argument("obj", 0)
         if saved is None or effective_side(module, save.place) != "main":
             continue

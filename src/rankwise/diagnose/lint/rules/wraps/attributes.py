@@ -57,7 +57,8 @@ def attribute_of_wrapped(module: Module) -> Iterator[Hit]:
     """model.save_pretrained() and the like of a name that means the wrapped model in every run."""
     known = [wrap for wrap in known_wraps(module) if wrap.made.name == DDP]
     # the wrappers of DeepSpeed and FSDP hand attributes on
-    known += [] if _OTHERS.search(module.source) else known_prepared(module)
+    others = known_prepared(module)
+    known += others if others and not _OTHERS.search(module.source) else []
     known = [wrap for wrap in known if _is_certain(module, wrap)]
     if not known or _DELEGATES.search(module.source) or "mmcv" in module.source:
         return
