@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
@@ -104,8 +103,7 @@ def _is_told_elsewhere(module: Module, scope: Scope) -> bool:
         # an object that wraps the model, or starts the group, is made on every rank
         made = [*(wrap.call for wrap in wraps(module)), *module.named(GROUP)]
         scopes = (each for call in made for each in call.place.scope.chain() if each.is_function)
-        inside = any(each.owner is found.owner for each in scopes)
-        if found.name == "__init__" and inside:
+        if found.name == "__init__" and any(each.owner is found.owner for each in scopes):
             return False
     callers = module.callers(found)
     if found.owner is not None and found.name != "__init__":
@@ -135,8 +133,7 @@ def _is_shown(module: Module, text: str, scope: Scope) -> bool:
     if OPTIONS.fullmatch(root) and name and not _OF_ONE.search(name):
         asked = [ast.unparse(call.node).replace("-", "_") for call in module.methods("add_argument")]
         return not asked or any(f"'__{name}'" in each for each in asked)
-    function = scope.function
-    given = module.given(function, text) if function is not None and text in function.params[1:] else []
+    given = module.given(scope.function, text) if scope.function and text in scope.function.params[1:] else []
     return bool(given) and all(isinstance(part, ast.Constant) for _, part in given)
 
 
@@ -250,38 +247,35 @@ def _is_text(node: ast.expr) -> bool:
 
 _TABLES = "to_csv to_json to_parquet to_pickle to_excel to_feather savefig write_text write_bytes".split()
 _ARRAYS = ("numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt")
+# where the path stands: by keyword, by position
+_STATES = {
+    "torch.save": ("f", 1),
+    "safetensors.torch.save_file": ("filename", 1),
+    "safetensors.torch.save_model": ("filename", 1),
+}
 _IMAGES = {"torchvision.utils.save_image": ("fp", 1), "cv2.imwrite": ("filename", 0), "soundfile.write": ("file", 0)}
 _MODELS = re.compile(r"model|net\b|unet|adapter|unwrapped|engine", re.IGNORECASE)
 
 
-def writes(module: Module) -> Iterator[tuple[Call, ast.expr]]:
-    """Yield the calls that write a file, and its path."""
-    for call in module.named("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model"):
-        yield from _given(call, "f" if call.name == "torch.save" else "filename", 1)
+def writes(module: Module) -> list[tuple[Call, ast.expr]]:
+    """Return the calls that write a file, each with its path."""
+    found = [(call, call.argument(*at)) for name, at in _STATES.items() for call in module.named(name)]
     for call in module.methods("save_pretrained"):
         told = call.keyword("is_main_process") or call.keyword("save_function") or call.is_open
         if _MODELS.search(call.base) and not told:
-            yield from _given(call, "save_directory", 0)
+            found.append((call, call.argument("save_directory", 0)))
     for call in module.methods("open"):
         mode = call.argument("mode", 1) if call.text == "open" else None
         # what is opened to add to it, and not for this block, may be written to by one rank
         added = isinstance(call.place.stmt, ast.With) and "a"
         if isinstance(mode, ast.Constant) and str(mode.value)[:1] in {"w", "x", added}:
-            yield from _given(call, "file", 0)
+            found.append((call, call.argument("file", 0)))
     for call in (*module.named(*_ARRAYS), *module.methods(*_TABLES)):
-        owner = receiver(call.node)
-        path = owner if call.method.startswith("write_") else call.node.args[0] if call.node.args else None
-        if path is not None and not is_const(path, None):
-            yield call, path
-    for name, (word, index) in _IMAGES.items():
-        for call in module.named(name):
-            yield from (each for each in _given(call, word, index) if _is_counted(module, each[1], call.place.scope))
-
-
-def _given(call: Call, name: str, index: int) -> Iterator[tuple[Call, ast.expr]]:
-    path = call.argument(name, index)
-    if path is not None:
-        yield call, path
+        of_path = call.method.startswith("write_")
+        found.append((call, receiver(call.node) if of_path else call.node.args[0] if call.node.args else None))
+    images = [(call, call.argument(*at)) for name, at in _IMAGES.items() for call in module.named(name)]
+    found += [(call, path) for call, path in images if path and _is_counted(module, path, call.place.scope)]
+    return [(call, path) for call, path in found if path is not None and not is_const(path, None)]
 
 
 def _is_counted(module: Module, path: ast.expr, scope: Scope, depth: int = 3) -> bool:

@@ -120,9 +120,8 @@ def _after_own_error(module: Module, place: Place) -> bool:
 def _catches_all(handler: ast.ExceptHandler) -> bool:
     """Whether any error ends here, and none is raised again."""
     kept = not any(isinstance(part, ast.Raise) for part in ast.walk(handler))
-    return kept and (
-        handler.type is None or re.search(r"\b(Exception|RuntimeError)\b", ast.unparse(handler.type)) is not None
-    )
+    all_of_it = handler.type is None or re.search(r"\b(Exception|RuntimeError)\b", ast.unparse(handler.type))
+    return kept and bool(all_of_it)
 
 
 # an error of one rank alone
@@ -136,12 +135,11 @@ def _calls_backward(module: Module, call: Call, depth: int = 2) -> bool:
 
 def _goes_on(module: Module, place: Place) -> bool:
     """Whether what stands further down in a function trains: the ranks that get there wait for the others."""
+    others = (call for call in place.scope.calls if not call.place.side)
+    again = place.loops[:1]  # what stands above comes again
     later = [
-        call
-        for call in place.scope.calls
-        if position(call.node) > position(place.stmt) or place.loops[:1] == call.place.loops[:1] != ()
+        call for call in others if position(call.node) > position(place.stmt) or call.place.loops[:1] == again != ()
     ]
-    later = [call for call in later if not call.place.side]
     inside = [inner for call in later for inner in module.inside(call)]
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
@@ -168,11 +166,8 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         # `stopper(loss)` and `stopper.step(loss)` change stopper.early_stop
         owner = text.rpartition(".")[0] if isinstance(part, ast.Attribute) else text
         changes = [found.place for found in module.bindings if found.text == text]
-        changes += [
-            call.place
-            for call in module.calls
-            if owner and owner != "self" and owner in {call.text, call.base} and call.node.args
-        ]
+        asked = (call for call in module.calls if owner not in {"", "self"} and owner in {call.text, call.base})
+        changes += [call.place for call in asked if call.node.args]
         here = {place.stmt, place.branches[-1].node}
         inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
         looped = [call for call in module.calls if left in call.place.loops]
@@ -189,13 +184,11 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
 def _set_from_outside(module: Module, text: str, place: Place) -> list[Place]:
     """Return where objects of other classes set a field of this one: ``trainer.should_stop = True`` in a callback."""
     mine = module.class_of("self", place.scope) if text.startswith("self.") else None
-    found = []
-    for each in module.bindings if mine is not None else ():
-        base, _, name = each.text.rpartition(".")
-        if base not in {"", "self", "cls"} and name == text.removeprefix("self."):
-            kind = module.class_of(base, each.place.scope)
-            found += [each.place] if kind is not None and kind in module.lineage(mine) else []  # type: ignore[arg-type]
-    return found
+    name = text.removeprefix("self.")
+    others = (each for each in module.bindings if mine is not None and each.text.endswith(f".{name}"))
+    apart = ((each.text.removesuffix(f".{name}"), each.place) for each in others)
+    lineage = module.lineage(mine) if mine is not None else []
+    return [at for base, at in apart if base not in {"self", "cls"} and module.class_of(base, at.scope) in lineage]
 
 
 def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stmt | None:
