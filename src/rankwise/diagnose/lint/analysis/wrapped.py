@@ -134,6 +134,7 @@ def known_shards(module: Module) -> list[Wrap]:
 def known_prepared(module: Module) -> list[Wrap]:
     """Return the models that Accelerate's prepare() gives back, with their other names: DDP where ranks are several."""
     models = {call.base for call in module.methods("train", "eval", "parameters", "named_parameters")}
+    models |= {call.text for call in module.calls}
     calls = module.methods("prepare") if "accelerate.Accelerator" in module.by_name else ()
     # in the order in which they were given
     calls = (call for call in calls if len(call.targets) == len(call.node.args))

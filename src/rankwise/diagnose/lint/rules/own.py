@@ -49,9 +49,9 @@ def scalar_token_loss(module: Module) -> Iterator[Hit]:
     for call in module.named("rankwise.Trainer", "rankwise.train.Trainer", "rankwise.train.ExactStep"):
         step = call.argument("step", 2)
         scope = module.top.functions.get(step.id) if isinstance(step, ast.Name) else None
-        for value in scope.returned if scope is not None else ():
+        for value in [] if scope is None else scope.returned:
             paired = isinstance(value, ast.Tuple) and len(value.elts) == 2 and isinstance(value.elts[1], ast.Dict)
-            made = module.value(value.elts[0] if paired else value, scope)  # type: ignore[attr-defined]
+            made = module.value(value.elts[0] if paired else value, scope)  # type: ignore[attr-defined,arg-type]
             if not isinstance(made, ast.Call) or not text_of(made.func).endswith(("cross_entropy", "nll_loss")):
                 continue
             reduction = next((word.value for word in made.keywords if word.arg == "reduction"), None)

@@ -13,9 +13,9 @@ from rankwise.diagnose.lint.analysis.names import called, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.analysis.wrapped import (
     known_parallel,
+    known_prepared,
     known_shards,
     known_wraps,
-    prepared,
     sees,
     unmoved,
     wraps,
@@ -143,9 +143,10 @@ def save(net, path):
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
     """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
     known = [*known_wraps(module), *known_parallel(module)]
-    accelerated = "accelerate.Accelerator" in module.by_name
+    # of what Accelerate prepares nothing shows whether it is loaded back prepared
+    known += [] if module.has_call("load_state_dict") else known_prepared(module)
     renamed = any(text.startswith("module.") for text in module.texts)
-    if not (known or accelerated) or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
+    if not known or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
     saves: dict[ast.AST, str] = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
     loaded: set[tuple[Call, str]] = set()
@@ -153,14 +154,11 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
         made = {wrap.made for wrap in known if wrap.text == call.base and sees(module, wrap, call)}
         path = _loaded_path(module, call)
         loaded |= {(each, path if path in saves.values() else "") for each in made}
-    yield from _prepared_states(module, saves)
     for call in module.methods("state_dict"):
         wrap = next((each for each in known if each.text == call.base and sees(module, each, call)), None)
         # `if isinstance(net, DDP): net = net.module` makes it another
-        own = [
-            text_of(found.value) for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None
-        ]
-        taken_out = any(text.endswith(".module") for text in own)
+        own = (found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None)
+        taken_out = any(text.endswith(".module") or "unwrap" in text for text in map(text_of, own))
         if wrap is None or call.node not in saves or taken_out or _is_chosen(call):
             continue
         # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
@@ -168,23 +166,10 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
             # wrapped in some runs only, and saved in all
             tests = {branch.node for branch in call.place.branches}
             chosen = any(branch.node not in tests for branch in wrap.made.place.branches)
+            prepared = wrap.made.method == "prepare"
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
-            yield Hit(call.node.func, {"name": call.base}, None if chosen else fix)
-
-
-def _prepared_states(module: Module, saves: dict[ast.AST, str]) -> Iterator[Hit]:
-    """Yield the states of what Accelerate's prepare() gave back, saved without unwrap_model."""
-    if "accelerate.Accelerator" not in module.by_name or module.has_call("load_state_dict"):
-        return
-    for call in module.methods("state_dict"):
-        model = re.search(r"model|net|encoder|decoder|unet|generator|critic", call.base, re.IGNORECASE)
-        own = [
-            text_of(found.value) for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None
-        ]
-        unwrapped = any("unwrap" in text or text.endswith(".module") for text in own)
-        if call.base in prepared(module) and model and not unwrapped and call.node in saves:
-            yield Hit(call.node.func, {"name": call.base})
+            yield Hit(call.node.func, {"name": call.base}, None if chosen or prepared else fix)
 
 
 def _is_chosen(call: Call) -> bool:

@@ -150,55 +150,40 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
     if module.has_call("no_sync") or "no_sync" in module.attributes:
         return
     # Accelerate's does it; an option, or a metric's method, may be called so, too
-    if has_framework(module) and module.has_call("accumulate"):
-        return
-    if not accelerate and (not wraps(module) or has_framework(module)):
-        return
-    if any(found.text.endswith("require_backward_grad_sync") for found in module.bindings):
+    told = has_framework(module) and module.has_call("accumulate")
+    told = told or any(found.text.endswith("require_backward_grad_sync") for found in module.bindings)
+    if told or (not accelerate and (not wraps(module) or has_framework(module))):
         return
     for call in module.methods("backward"):
         here = [wrap for wrap in wraps(module) if wrap.place.scope is call.place.scope]
         if here and all(is_rebound(wrap, call) for wrap in here):  # the name means a plain model by then
             continue
         looped = call.place.loops or any(found.place.loops for found in module.callers(call.place.scope))
-        if looped and not call.place.side and (_divided(call) or _counted(module, call)):
+        if looped and not call.place.side and (_divided(call) or _is_stepped_later(module, call)):
             yield Hit(call.node)
-            continue
-        counted = any(_ACCUMULATION.search(ast.unparse(branch.test)) for branch in call.place.branches)
-        if not call.place.loops or call.place.side or counted:
-            continue
-        for step in module.methods("step"):
-            if step.place.loops[-1:] != call.place.loops[-1:] or "sched" in step.base.lower():
-                continue
-            tests = [branch.test for branch in step.place.branches if branch not in call.place.branches]
-            modulo = any(isinstance(part, ast.Mod) for test in tests for part in ast.walk(test))
-            if modulo and any(_ACCUMULATION.search(ast.unparse(test)) for test in tests):
-                yield Hit(call.node)
-                break
 
 
-def _counted(module: Module, call: Call) -> bool:
-    """Whether the loss is divided by the very number of passes, or of which the optimizer's step waits for a multiple."""
-    before = call.place.block[: call.place.index]
+def _is_stepped_later(module: Module, call: Call) -> bool:
+    """Whether the step waits for several passes: by a test in their loop, or behind a loop of as many as divide the loss."""
+    before, loops = call.place.block[: call.place.index], call.place.loops
     nodes = (part for stmt in (*before[-2:], call.node) for part in ast.walk(stmt))
     parts = [part for part in nodes if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)]
     numbers = {ast.unparse(part.right) for part in parts if isinstance(part.right, ast.Name | ast.Attribute)}
-    loops = call.place.loops
-    for step in call.place.scope.calls if numbers else ():
-        # of an optimizer or of a scaler, or a function of this file that takes it
+    apart = any(_ACCUMULATION.search(ast.unparse(branch.test)) for branch in call.place.branches)
+    for step in call.place.scope.calls:
+        # or a function of this file that takes it
         inside = module.inside(step) if "step" in step.method or "update" in step.method else []
-        taken = (each.base for each in (step, *inside) if each.method == "step")
-        if not any(re.search("opt|scaler", base, re.IGNORECASE) for base in taken):
+        if not any(each.method == "step" and "sched" not in each.base.lower() for each in (step, *inside)):
             continue
-        loop = loops[-1] if loops else None
         behind = step.place.loops == loops[:-1] and position(step.node) > position(call.node)
-        if isinstance(loop, ast.For) and behind and ast.unparse(loop.iter) in {f"range({each})" for each in numbers}:
+        loop = loops[-1] if loops and behind else None
+        if isinstance(loop, ast.For) and ast.unparse(loop.iter) in {f"range({each})" for each in numbers}:
             return True
-        if step.place.loops[-1:] != loops[-1:]:
-            continue
         tests = [branch.test for branch in step.place.branches if branch not in call.place.branches]
-        for part in (part for test in tests for part in ast.walk(test)):
-            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and ast.unparse(part.right) in numbers:
+        for test in tests if step.place.loops[-1:] == loops[-1:] else ():
+            rests = [part for part in ast.walk(test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
+            told = rests and loops and not apart and _ACCUMULATION.search(ast.unparse(test))
+            if told or any(ast.unparse(part.right) in numbers for part in rests):
                 return True
     return False
 
