@@ -5,8 +5,7 @@ Standard library only: it works where torch and numpy are absent.
 
 from rankwise.diagnose.lint.catalogue import RULES
 from rankwise.diagnose.lint.checker import Failure, Report, check_source, lint_paths
-from rankwise.diagnose.lint.checklist import checklist_page, checklist_text, items_of
-from rankwise.diagnose.lint.claims import CLAIMS
+from rankwise.diagnose.lint.checklist import CLAIMS, checklist_page, checklist_text, items_of
 from rankwise.diagnose.lint.inputs import SourceFile, source_from_text
 from rankwise.diagnose.lint.outputs import FORMATS, rule_text, rules_page, to_text
 from rankwise.diagnose.lint.record import Edit, Finding, Fix, Rule

@@ -21,7 +21,7 @@ from rankwise.diagnose.lint.analysis.names import called, last, names_in, text_o
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope
 from rankwise.diagnose.lint.analysis.shares import gone_through
 from rankwise.diagnose.lint.analysis.values import names_of
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, Rule
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
 # what has an epoch of its own, and tells no sampler
 _OF_DATA = re.compile(
@@ -65,10 +65,7 @@ def _shuffles(module: Module, node: ast.expr | None, scope: Scope) -> bool:
     "RW103", "missing-set-epoch", "warning", "high",
     message="the sampler is never told the epoch: every epoch has the same order",
     why="DistributedSampler shuffles by (seed, epoch); without set_epoch(epoch) the epoch stays 0, and so does the order.",
-    wrong="""
-import torch
-from torch.utils.data.distributed import DistributedSampler
-
+    wrong="from torch.utils.data.distributed import DistributedSampler\n" + HEAD + """
 def train(dataset, model, criterion, optimizer):
     sampler = DistributedSampler(dataset)
     loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
@@ -77,10 +74,7 @@ def train(dataset, model, criterion, optimizer):
             criterion(model(x), y).backward()
             optimizer.step()
 """,
-    right="""
-import torch
-from torch.utils.data.distributed import DistributedSampler
-
+    right="from torch.utils.data.distributed import DistributedSampler\n" + HEAD + """
 def train(dataset, model, criterion, optimizer):
     sampler = DistributedSampler(dataset)
     loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)

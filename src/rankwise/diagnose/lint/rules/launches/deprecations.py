@@ -11,7 +11,7 @@ from rankwise.diagnose.lint.analysis.facts import GROUP, has_framework, is_const
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.record import Hit, Rule
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
 _BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xccl")
@@ -33,21 +33,14 @@ _OLD_API = {
     message="torchrun passes no --local_rank: read LOCAL_RANK from the environment",
     why="Only the deprecated torch.distributed.launch passed the option. Under torchrun it keeps its default on every rank, and "
     "all of them take the same GPU.",
-    wrong="""
-import argparse
-import torch
-
+    wrong="import argparse\n" + HEAD + """
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=0)
 args = parser.parse_args()
 torch.cuda.set_device(args.local_rank)
 torch.distributed.init_process_group("nccl")
 """,
-    right="""
-import argparse
-import os
-import torch
-
+    right="import argparse\nimport os\n" + HEAD + """
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
 args = parser.parse_args()

@@ -254,11 +254,7 @@ _GATHERS = re.compile(
     why="fully_shard leaves a part of each parameter on each rank. Gather them on all ranks first "
     "(get_model_state_dict with full_state_dict=True, save_16bit_model), or let all ranks save (torch.distributed.checkpoint, "
     "save_checkpoint).",
-    wrong="""
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
+    wrong="from torch.distributed.fsdp import fully_shard\n" + HEAD + """
 def save(net, path):
     fully_shard(net)
     if dist.get_rank() == 0:

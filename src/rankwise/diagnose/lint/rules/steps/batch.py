@@ -158,10 +158,7 @@ def _moved_later(module: Module, call: Call) -> bool:
     "RW307", "timing-without-sync", "warning", "medium",
     message="this time is taken while the GPU still works: call torch.cuda.synchronize() before reading the clock",
     why="CUDA calls return before they are done. The clock measures how fast work was queued.",
-    wrong="""
-import time
-import torch
-
+    wrong="import time\n" + HEAD + """
 def benchmark(model, x):
     x = x.cuda()
     start = time.perf_counter()
@@ -169,10 +166,7 @@ def benchmark(model, x):
         model(x)
     return time.perf_counter() - start
 """,
-    right="""
-import time
-import torch
-
+    right="import time\n" + HEAD + """
 def benchmark(model, x):
     x = x.cuda()
     torch.cuda.synchronize()

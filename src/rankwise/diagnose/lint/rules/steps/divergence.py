@@ -77,10 +77,7 @@ _STEPPERS = re.compile(r"sched|optim|(^|[._])(opt|scaler|lr)\w{0,2}$", re.IGNORE
     message="each rank clips by the norm of its own shards of {name}: call {name}.clip_grad_norm_()",
     why="FSDP leaves a part of each gradient on each rank. torch.nn.utils.clip_grad_norm_ sees that part only, so ranks scale "
     "their parts differently. FSDP's own method adds the norms up. (fully_shard needs no such method.)",
-    wrong="""
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
+    wrong="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
 def train(net, loader, optimizer):
     model = FSDP(net)
     for x in loader:
@@ -88,10 +85,7 @@ def train(net, loader, optimizer):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 """,
-    right="""
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
+    right="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
 def train(net, loader, optimizer):
     model = FSDP(net)
     for x in loader:

@@ -294,19 +294,13 @@ _OF_MODELS = ("parameters", "named_parameters")
     message="this optimizer holds the parameters that {name} had before it was sharded: it updates tensors that nothing uses",
     why="FSDP and fully_shard replace the parameters of a model. An optimizer that was made before keeps the old ones, and "
     "training changes nothing, or only parts.",
-    wrong="""
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
+    wrong="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
 def prepare(net):
     optimizer = torch.optim.AdamW(net.parameters())
     model = FSDP(net)
     return model, optimizer
 """,
-    right="""
-import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-
+    right="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
 def prepare(net):
     model = FSDP(net)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -193,20 +193,14 @@ def _is_run_here(module: Module, scope: Scope, depth: int = 4) -> bool:
     "RW614", "spawn-without-address", "error", "medium",
     message="ranks are spawned here, and nothing says where they meet: set MASTER_ADDR and MASTER_PORT, or give init_method",
     why="torchrun sets both variables; torch.multiprocessing does not. init_process_group then raises ValueError.",
-    wrong="""
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
+    wrong="import torch.multiprocessing as mp\n" + HEAD + """
 def work(rank, world_size):
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
 
 if __name__ == "__main__":
     mp.spawn(work, args=(2,), nprocs=2)
 """,
-    right="""
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
+    right="import torch.multiprocessing as mp\n" + HEAD + """
 def work(rank, world_size):
     address = "tcp://127.0.0.1:29500"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
@@ -240,10 +234,7 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
     message="the sampler wants the global rank, and gets the rank on this node: {text}",
     why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
     "read. Without the arguments the sampler asks the process group.",
-    wrong="""
-import os
-import torch
-
+    wrong="import os\n" + HEAD + """
 def make_sampler(dataset):
     local_rank = int(os.environ["LOCAL_RANK"])
     return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
@@ -298,10 +289,7 @@ def _counts_from(scope: Scope, name: str) -> bool:
     "RW615", "local-rank-as-rank", "warning", "medium",
     message="the rank on its node ({text}) is given as the rank: on a second node it is there again, and no group forms",
     why="Local ranks start from 0 on each node. torchrun sets RANK; init_process_group reads it where no rank is given.",
-    wrong="""
-import os
-import torch.distributed as dist
-
+    wrong="import os\n" + HEAD + """
 local_rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group("nccl", rank=local_rank)
 """,
