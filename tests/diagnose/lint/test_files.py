@@ -41,7 +41,7 @@ def test_files_that_do_not_parse(tmp_path):
 def test_pipes():
     """`rankwise lint <(python make_script.py)`: what a pipe gives is checked like a file."""
     read, write = os.pipe()
-    with open(read, "rb"), open(write, "w") as script:
+    with os.fdopen(read, "rb"), os.fdopen(write, "w") as script:
         script.write(BAD)
         script.close()
         assert [found.rule.slug for found in lint_paths([Path(f"/dev/fd/{read}")]).findings] == ["dataparallel-module"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,8 +88,9 @@ def _touch(one: Edit, other: Edit) -> bool:
 
 
 def _edited(text: str, edits: Iterable[Edit]) -> str:
+    ends = "\r\n" if "\r\n" in text else "\n"
     for edit in sorted(set(edits), key=lambda edit: (edit.start, edit.end), reverse=True):
-        text = text[: edit.start] + edit.text + text[edit.end :]
+        text = text[: edit.start] + re.sub(r"\r?\n", ends, edit.text) + text[edit.end :]
     return text
 
 

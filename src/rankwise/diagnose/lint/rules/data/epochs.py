@@ -203,8 +203,8 @@ def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.stmt])
         if inside and epoch and isinstance(loop, ast.For) and position(loop) > position(bound.value):
             first = loop.body[0]
             at = module.offset(first.lineno, 0)
-            indent = " " * first.col_offset
-            if module.source[at : module.span(first)[0]].strip():
+            indent = module.source[at : module.span(first)[0]]
+            if indent.strip():
                 return None
             text = f"{indent}{bound.text}.set_epoch({epoch})\n"
             return Fix(f"call {bound.text}.set_epoch({epoch})", (Edit(at, at, text),))
