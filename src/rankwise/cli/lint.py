@@ -100,7 +100,7 @@ def _names(words: list[str] | None) -> tuple[str, ...] | None:
 
 
 def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -> int:
-    from rankwise.diagnose.lint.rewrite import mend_paths
+    from rankwise.diagnose.lint.fixes import mend_paths
 
     num_mended = 0
     for path, text, number in mend_paths(paths, settings, unsafe=unsafe, write=write):
@@ -115,7 +115,7 @@ def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -
 
 def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
     from rankwise.diagnose.lint.baseline import write_baseline
-    from rankwise.diagnose.lint.rewrite import add_comments
+    from rankwise.diagnose.lint.fixes import add_comments
 
     if baseline is not None:
         print(f"{baseline}: {write_baseline(baseline, report.findings)} findings")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankwise.diagnose.lint.rules.wraps.attributes import OWN
+from rankwise.diagnose.lint.rules.wraps.passes import OWN
 
 torch = pytest.importorskip("torch")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.diagnose.lint import RULES, Settings, find_settings, lint_paths
+from rankwise.diagnose.lint import RULES, Settings, find_settings, lint_paths, to_text
 from rankwise.diagnose.lint.baseline import read_baseline, without_known, write_baseline
-from rankwise.diagnose.lint.rewrite import add_comments
+from rankwise.diagnose.lint.fixes import add_comments
 from rankwise.errors import ConfigError
 
 BAD = "import torch\nnet = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n"
@@ -41,7 +41,7 @@ def test_files_that_do_not_parse(tmp_path):
 def test_pipes():
     """`rankwise lint <(python make_script.py)`: what a pipe gives is checked like a file."""
     read, write = os.pipe()
-    with open(read, "rb"), open(write, "w") as script:
+    with os.fdopen(read, "rb"), os.fdopen(write, "w") as script:
         script.write(BAD)
         script.close()
         assert [found.rule.slug for found in lint_paths([Path(f"/dev/fd/{read}")]).findings] == ["dataparallel-module"]
@@ -199,6 +199,15 @@ def test_comments_are_added_only_where_they_can_stand(tmp_path):
     assert lines[2] == "net = torch.nn.DataParallel(1)  # rankwise: ignore[RW210]"
     assert lines[3] == "other = torch.nn.DataParallel(2) \\"
     assert [found.line for found in lint_paths([path]).findings] == [4]
+
+
+def test_lines_may_end_in_a_carriage_return_alone(tmp_path):
+    """Places, frames and comments that suppress nothing are those of the lines that Python counts."""
+    path = tmp_path / "m.py"
+    path.write_bytes(b"import torch\rx = 1  # rankwise: ignore[RW101]\r")
+    report = lint_paths([path])
+    assert [(found.line, found.column, found.source_line[:5]) for found in report.findings] == [(2, 8, "x = 1")]
+    assert "2 | x = 1" in to_text(report, "full")
 
 
 def test_a_rule_that_fails_costs_one_file(tmp_path, monkeypatch):

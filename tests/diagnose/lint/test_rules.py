@@ -32,6 +32,10 @@ def on_by_default(found):
     return found.rule.level != "info" and found.confidence != "low"
 
 
+def check_all(source):
+    return check_source(source, Settings(select=("ALL",), confidence="low"))
+
+
 @pytest.mark.parametrize("rule", RULES, ids=IDS)
 def test_wrong_right_and_look_alike(rule):
     """Found in the wrong example, alone among warnings; nothing in the right one; silent about its look-alike."""
@@ -53,6 +57,15 @@ def test_a_fix_clears_its_finding(rule):
     assert number >= 1
     assert left == []
     assert [found for found in checked(rule, after.source) if on_by_default(found)] == []
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r.fix != "none" and r.language == "python"], ids=lambda r: r.code)
+@pytest.mark.parametrize(("old", "new"), [("\n", "\r\n"), ("    ", "\t")])
+def test_a_fix_keeps_ends_of_lines_and_tabs(rule, old, new):
+    """What a fix inserts is written as the rest of the file is."""
+    after, _, number = mended(source_from_text(rule.wrong.replace(old, new)), check_all, unsafe=True)
+    assert number >= 1
+    assert old not in after.source.replace(new, "")
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.fix == "none"], ids=lambda r: r.code)

@@ -5,11 +5,9 @@ Standard library only: it works where torch and numpy are absent.
 
 from rankwise.diagnose.lint.catalogue import RULES
 from rankwise.diagnose.lint.checker import Failure, Report, check_source, lint_paths
-from rankwise.diagnose.lint.checklist import checklist_page, checklist_text, items_of
-from rankwise.diagnose.lint.claims import CLAIMS
+from rankwise.diagnose.lint.checklist import CLAIMS, checklist_page, checklist_text, items_of
 from rankwise.diagnose.lint.inputs import SourceFile, source_from_text
-from rankwise.diagnose.lint.outputs import FORMATS, rule_text, to_text
-from rankwise.diagnose.lint.pages import rules_page
+from rankwise.diagnose.lint.outputs import FORMATS, rule_text, rules_page, to_text
 from rankwise.diagnose.lint.record import Edit, Finding, Fix, Rule
 from rankwise.diagnose.lint.settings import Settings, find_settings
 

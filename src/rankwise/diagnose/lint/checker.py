@@ -6,8 +6,8 @@ import ast
 import contextlib
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from rankwise.diagnose.lint.catalogue import RULES
 from rankwise.diagnose.lint.inputs import SourceFile, find_files, read_source
 from rankwise.diagnose.lint.record import Finding, Hit, Rule
 from rankwise.diagnose.lint.settings import Settings
-from rankwise.diagnose.lint.suppression import apply_comments, uses_noqa
+from rankwise.diagnose.lint.suppression import UNUSED, apply_comments, uses_noqa
 
 __all__ = ["Failure", "Report", "check_source", "lint_paths"]
 
@@ -189,8 +189,7 @@ def check_source(
     rules = settings.rules_for(source.path, RULES)
     if source.launch is not None:
         file = read_launch_file(source.path, source.source, source.launch)
-        pairs = [(rule, hit) for rule in rules if rule.check_lines for hit in rule.check_lines(file)]
-        span: Callable[[Hit], tuple[int, int]] = lambda hit: (hit.place.start, hit.place.end)  # type: ignore[union-attr]  # noqa: E731
+        pairs = [(rule, hit) for rule in rules if rule.lines for hit in rule.lines(file)]
         module = Module(source.path, source.source, ast.Module([], []))
     else:
         module = read_module(source.path, source.source)
@@ -198,10 +197,13 @@ def check_source(
             module.find_function = find_function
         module.find_users = find_users
         pairs = [(rule, hit) for rule in rules if rule.check for hit in rule.check(module)]
-        span = lambda hit: module.span(hit.place)  # type: ignore[arg-type]  # noqa: E731
-    found = [_finding(source, module, rule, hit, span(hit)) for rule, hit in pairs]
-    kept = [finding for finding in _once(found) if settings.wants(finding)]
-    kept = apply_comments(source, kept, settings, RULES)
+    found: dict[tuple[str, int | None, int, int], Finding] = {}
+    for rule, hit in pairs:
+        made = _finding(source, module, rule, hit)
+        found.setdefault((rule.code, made.cell, made.line, made.column), made)
+    wanted = [finding for finding in found.values() if settings.wants(finding)]
+    kept, unused = apply_comments(source, wanted, settings, RULES)
+    kept += [_finding(source, module, UNUSED, hit) for hit in unused]
     for part in source.written:
         try:
             kept += check_source(part, settings, find_function, find_users)
@@ -210,22 +212,12 @@ def check_source(
     return sorted(kept, key=lambda finding: (finding.cell or 0, finding.line, finding.column, finding.rule.code))
 
 
-def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    seen = set()
-    for finding in findings:
-        key = (finding.rule.code, finding.cell, finding.line, finding.column)
-        if key not in seen:
-            seen.add(key)
-            yield finding
-
-
-def _finding(source: SourceFile, module: Module, rule: Rule, hit: Hit, span: tuple[int, int]) -> Finding:
-    assert isinstance(hit.place, LaunchPlace) or source.launch is None
-    line, column = module.line_of(span[0])
-    end_line, end_column = module.line_of(span[1])
+def _finding(source: SourceFile, module: Module, rule: Rule, hit: Hit) -> Finding:
+    span = (hit.place.start, hit.place.end) if isinstance(hit.place, LaunchPlace) else module.span(hit.place)
+    (line, column), (end_line, end_column) = map(module.line_of, span)
     shown, cell = source.place_of(line)
-    text = source.source[module.offset(line, 0) :].partition("\n")[0].rstrip("\r")
-    made = Finding(
+    text = module.source[module.offset(line, 0) :].partition("\n")[0].partition("\r")[0]
+    return Finding(
         file=source.path,
         line=shown,
         column=column,
@@ -233,9 +225,8 @@ def _finding(source: SourceFile, module: Module, rule: Rule, hit: Hit, span: tup
         end_column=end_column,
         rule=rule,
         message=rule.message.format(**hit.values),
-        fix=hit.fix,
+        fix=hit.fix if source.fixable else None,
         confidence=hit.confidence or rule.confidence,
         cell=cell,
         source_line=text,
     )
-    return made if source.fixable else replace(made, fix=None)

@@ -1,9 +1,10 @@
-"""Findings as text, JSON, SARIF and annotations; and a rule as text."""
+"""Findings as text, JSON, SARIF and annotations; a rule as text, and the page of all rules."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from rankwise.diagnose.lint.checker import Report
 from rankwise.diagnose.lint.inputs import SourceFile
 from rankwise.diagnose.lint.record import Finding, Rule
 
-__all__ = ["FORMATS", "rule_text", "to_text"]
+__all__ = ["FORMATS", "rule_text", "rules_page", "to_text"]
 
 _COLOURS = {"error": "\x1b[31;1m", "warning": "\x1b[33;1m", "info": "\x1b[36;1m"}
 _PLAIN = "\x1b[0m"
@@ -54,7 +55,7 @@ def _frame(found: Finding, source: SourceFile | None) -> list[str]:
     """Return the lines around a finding, its own marked by carets."""
     if source is None:
         return []
-    lines = source.source.split("\n")
+    lines = re.split(r"\r\n|\r|\n", source.source)
     first = next((start for start, cell in source.cells if cell == found.cell), 1)
     number = found.line + first - 1
     width = len(str(found.line + 1))
@@ -219,5 +220,54 @@ def rule_text(rule: Rule) -> str:
             f"\nWrong:\n\n{wrong}",
             f"\nRight:\n\n{right}",
             f"\nIgnore it when: {rule.ignore}",
+        )
+    )
+
+
+_FAMILIES = {
+    "1": "Data and order",
+    "2": "Model and wrap",
+    "3": "Step and gradients",
+    "4": "Collectives and tests of the rank",
+    "5": "Checkpoints",
+    "6": "Launch and environment",
+    "7": "rankwise's own interface",
+    "9": "Comments of the linter",
+}
+_FIXES = {"none": "", "safe": "`--fix`", "unsafe": "`--unsafe-fixes`"}
+_HEAD = """# The rules of `rankwise lint`
+
+Made from the rules' records by `python docs/build_rules.py`; a test keeps both equal, and runs every example.
+How to use them: [lint](lint.md). Rules of level info, and of low confidence, are off unless they are selected by name.
+"""
+
+
+def rules_page(rules: Iterable[Rule]) -> str:
+    """Return the page: a table of all rules, then each of them by family."""
+    listed = list(rules)
+    rows = [
+        f"| [{rule.code}](#{rule.code.lower()}-{rule.slug}) | {rule.slug} | {rule.level} | {rule.confidence} "
+        f"| {_FIXES[rule.fix]} |"
+        for rule in listed
+    ]
+    parts = [_HEAD, "| code | slug | level | confidence | fix |\n|---|---|---|---|---|\n" + "\n".join(rows) + "\n"]
+    for digit, title in _FAMILIES.items():
+        family = [rule for rule in listed if rule.code[2] == digit]
+        if family:
+            parts += [f"## {title}\n", *map(_section, family)]
+    return "\n".join(parts)
+
+
+def _section(rule: Rule) -> str:
+    fence = "py" if rule.language == "python" else "bash"
+    message = rule.message.replace("{", "<").replace("}", ">").replace("!r>", ">")
+    return "\n".join(
+        (
+            f"### {rule.code} {rule.slug}\n",
+            f"> {rule.level}: `{message}`\n" if message != "<text>" else f"> {rule.level}\n",
+            f"{rule.why} (PyTorch {rule.versions}.)\n",
+            f"Wrong:\n\n```{fence}\n{rule.wrong}```\n",
+            f"Right:\n\n```{fence}\n{rule.right}```\n",
+            f"Ignore it when: {rule.ignore}\n",
         )
     )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal
 
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.module import Module
 
-__all__ = ["Confidence", "Edit", "Finding", "Fix", "Hit", "Level", "Rule", "registered", "rule"]
+__all__ = ["HEAD", "Confidence", "Edit", "Finding", "Fix", "Hit", "Level", "Rule", "registered"]
 
 Level = Literal["error", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
 FixKind = Literal["none", "safe", "unsafe"]
+
+# of examples
+HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,11 @@ class Hit:
 
 
 Check = Callable[[Module], Iterator[Hit]]
-LineCheck = Callable[[LaunchFile], Iterator[Hit]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
-    """Everything that is known about a rule.
+    """Everything that is known about a rule; called with the function that finds hits, it is in the catalogue.
 
     Attributes:
         code: stable: RW1 data and order, RW2 model and wrap, RW3 step and gradients, RW4 collectives, RW5 checkpoints,
@@ -74,14 +76,15 @@ class Rule:
         versions: of PyTorch for which the statement was checked.
         fix: whether its findings can be mended by `--fix` (safe) or `--unsafe-fixes`.
         language: of the examples.
+        lines: finds it in launch lines, None for Python only.
         check: finds it in Python, None for launch lines only.
-        check_lines: finds it in launch lines, None for Python only.
     """
 
     code: str
     slug: str
     level: Level
     confidence: Confidence
+    _: KW_ONLY
     message: str
     why: str
     wrong: str
@@ -90,8 +93,25 @@ class Rule:
     versions: str = "2.8 to 2.13"
     fix: FixKind = "none"
     language: Literal["python", "bash"] = "python"
+    lines: Callable[[LaunchFile], Iterator[Hit]] | None = None
     check: Check | None = None
-    check_lines: LineCheck | None = None
+
+    def __call__(self, check: Check | None) -> Rule:
+        """Return it with its function, and register it."""
+        wrong, right = (text.strip("\n") + "\n" for text in (self.wrong, self.right))
+        made = replace(self, wrong=wrong, right=right, check=check)
+        taken = {made.code, made.slug} & {name for old in _REGISTERED.values() for name in (old.code, old.slug)}
+        assert not taken, taken
+        _REGISTERED[made.code] = made
+        return made
+
+
+_REGISTERED: dict[str, Rule] = {}
+
+
+def registered() -> tuple[Rule, ...]:
+    """Return the rules that were made so far, by code."""
+    return tuple(_REGISTERED[code] for code in sorted(_REGISTERED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,54 +134,3 @@ class Finding:
     confidence: Confidence = "high"
     cell: int | None = None
     source_line: str = ""
-
-
-_REGISTERED: dict[str, Rule] = {}
-
-
-def rule(
-    code: str,
-    slug: str,
-    level: Level,
-    confidence: Confidence,
-    *,
-    message: str,
-    why: str,
-    wrong: str,
-    right: str,
-    ignore: str,
-    versions: str = "2.8 to 2.13",
-    fix: FixKind = "none",
-    language: Literal["python", "bash"] = "python",
-    lines: LineCheck | None = None,
-) -> Callable[[Check | None], Rule]:
-    """Make a rule of a function that finds hits in a module. The arguments are the fields of `Rule`."""
-
-    def register(check: Check | None) -> Rule:
-        made = Rule(
-            code=code,
-            slug=slug,
-            level=level,
-            confidence=confidence,
-            message=message,
-            why=why,
-            wrong=wrong.strip("\n") + "\n",
-            right=right.strip("\n") + "\n",
-            ignore=ignore,
-            versions=versions,
-            fix=fix,
-            language=language,
-            check=check,
-            check_lines=lines,
-        )
-        taken = {made.code, made.slug} & {name for old in _REGISTERED.values() for name in (old.code, old.slug)}
-        assert not taken, taken
-        _REGISTERED[code] = made
-        return made
-
-    return register
-
-
-def registered() -> tuple[Rule, ...]:
-    """Return the rules that were made so far, by code."""
-    return tuple(_REGISTERED[code] for code in sorted(_REGISTERED))

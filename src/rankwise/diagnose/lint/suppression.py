@@ -10,28 +10,26 @@ import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from rankwise.diagnose.lint.analysis.launch_lines import LaunchPlace
 from rankwise.diagnose.lint.inputs import SourceFile
-from rankwise.diagnose.lint.record import Edit, Finding, Fix, Rule, registered, rule
+from rankwise.diagnose.lint.record import Edit, Finding, Fix, Hit, Rule, registered
 from rankwise.diagnose.lint.settings import Settings, matches
 
-__all__ = ["add_ignores", "apply_comments", "uses_noqa"]
+__all__ = ["UNUSED", "add_ignores", "apply_comments", "uses_noqa"]
 
 _OURS = re.compile(r"#\s*rankwise:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
 _NOQA = re.compile(r"#\s*noqa:\s*(?P<codes>[A-Za-z][\w, ]*)", re.IGNORECASE)
 _CODE = re.compile(r"RW\d+")
 
-UNUSED = rule(
-    "RW901",
-    "unused-suppression",
-    "warning",
-    "high",
+UNUSED = Rule(
+    "RW901", "unused-suppression", "warning", "high",
     message="this comment suppresses nothing: {codes}",
     why="A comment that outlives its finding hides the next one.",
     wrong="import torch  # rankwise: ignore[RW210] we have one process\n",
     right="import torch\n",
     ignore="Set report-unused = false in the configuration, while files move between versions of rankwise.",
     fix="safe",
-)(None)
+)(None)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -47,11 +45,9 @@ class _Comment:
 
 def apply_comments(
     source: SourceFile, findings: list[Finding], settings: Settings, rules: Sequence[Rule]
-) -> list[Finding]:
-    """Drop the findings that a comment on one of their lines suppresses; report comments that suppress nothing."""
+) -> tuple[list[Finding], list[Hit]]:
+    """Return the findings that no comment on one of their lines suppresses, and the comments that suppress nothing."""
     comments = list(_comments(source))
-    if not comments:
-        return findings
     starts: dict[tuple[int, int | None], list[_Comment]] = {}
     for comment in comments:
         starts.setdefault(source.place_of(comment.line), []).append(comment)
@@ -65,9 +61,8 @@ def apply_comments(
             comment.used |= {code for code in comment.codes if matches(finding.rule, code)} or {"*"}
         if not quiet:
             kept.append(finding)
-    if settings.report_unused:
-        kept += _unused(source, comments, settings, rules)
-    return kept
+    asked = settings.rules_for(source.path, rules)
+    return kept, list(_unused(source, comments, settings, rules)) if settings.report_unused and UNUSED in asked else []
 
 
 def _covers(comment: _Comment, found: Rule) -> bool:
@@ -76,33 +71,19 @@ def _covers(comment: _Comment, found: Rule) -> bool:
 
 def _unused(
     source: SourceFile, comments: Iterable[_Comment], settings: Settings, rules: Sequence[Rule]
-) -> Iterator[Finding]:
+) -> Iterator[Hit]:
     asked = settings.rules_for(source.path, rules)
-    if UNUSED not in asked:
-        return
     for comment in comments:
         # what was not asked could not be found: such a comment may be needed
         idle = [code for code in comment.codes if code not in comment.used]
         idle = [code for code in idle if all(found in asked for found in rules if matches(found, code))]
         if (comment.codes and not idle) or (not comment.codes and (comment.used or settings.select)):
             continue
-        line, cell = source.place_of(comment.line)
-        text = source.source.split("\n")[comment.line - 1]
-        first = source.source.rfind("\n", 0, comment.start) + 1
         whole = set(idle) == set(comment.codes) and not comment.noqa
         edit = Edit(len(source.source[: comment.start].rstrip(" \t")), comment.end, "") if whole else None
-        yield Finding(
-            file=source.path,
-            line=line,
-            column=comment.start - first + 1,
-            end_line=line,
-            end_column=comment.end - first + 1,
-            rule=UNUSED,
-            message=UNUSED.message.format(codes=", ".join(idle) or "no finding on this line"),
-            fix=Fix("remove the comment", (edit,)) if edit and source.fixable else None,
-            cell=cell,
-            source_line=text,
-        )
+        fix = Fix("remove the comment", (edit,)) if edit else None
+        place = LaunchPlace(comment.start, comment.end, "")
+        yield Hit(place, {"codes": ", ".join(idle) or "no finding on this line"}, fix)
 
 
 def _comments(source: SourceFile) -> Iterator[_Comment]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import ast
 import re
 
-from rankwise.diagnose.lint.analysis.facts import FABRICS, is_const
-from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.facts import FABRICS, GROUP, is_const
+from rankwise.diagnose.lint.analysis.module import Module, once, position
+from rankwise.diagnose.lint.analysis.names import called, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
-from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, known_wraps, sees, wraps
+from rankwise.diagnose.lint.analysis.wrapped import known_sharded, sees, wraps
 
 __all__ = ["collective_after", "collective_inside", "collectives", "objects_over_nccl"]
 
-_COLLECTIVES = frozenset(
+_COLLECTIVES = (
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
     "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict "
     "fsdp.FullyShardedDataParallel.summon_full_params checkpoint.save checkpoint.load checkpoint.save_state_dict "
     "checkpoint.state_dict.get_state_dict checkpoint.state_dict.get_model_state_dict "
-    "checkpoint.state_dict.get_optimizer_state_dict checkpoint.state_dict.set_model_state_dict".split()
-)
-_OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in sorted(_COLLECTIVES) if "_object" in name)
+    "checkpoint.state_dict.get_optimizer_state_dict checkpoint.state_dict.set_model_state_dict"
+).split()
+_OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in _COLLECTIVES if "_object" in name)
 _HOROVOD = (
     "allreduce allreduce_ allgather broadcast broadcast_ broadcast_parameters broadcast_optimizer_state "
     "broadcast_object allgather_object barrier"
@@ -43,22 +43,19 @@ _OBJECTS = {
         ("barrier", "all_reduce", "all_gather", "broadcast", "save"),
     ),
 }
-_GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3, "new_group": 0}
+_GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3}
 
 
+@once
 def collectives(module: Module) -> list[Call]:
     """Return the calls of torch.distributed that every rank of the default group must make."""
-    found = module.cache.get("collectives")
-    if found is None:
-        found = module.cache["collectives"] = [
-            call
-            for name, calls in module.by_name.items()
-            if name.startswith("torch.distributed.") and name[18:] in _COLLECTIVES
-            for call in calls
-            if not _in_group(call, name[18:]) and not _only_sets_the_type(call)
-        ]
-        found += _of_libraries(module)
-    return found  # type: ignore[return-value]
+    found = _of_libraries(module)
+    for name in _COLLECTIVES:
+        for call in module.named(f"torch.distributed.{name}"):
+            group = call.argument("group", _GROUP_AT.get(name))
+            if (group is None or is_const(group, None)) and not _only_sets_the_type(call):
+                found.append(call)
+    return found
 
 
 def _of_libraries(module: Module) -> list[Call]:
@@ -68,36 +65,35 @@ def _of_libraries(module: Module) -> list[Call]:
         if module.imports.uses(package.partition(".")[0]):
             listed += module.named(*(f"{package}.{method}" for method in methods))
     for maker, methods in _OBJECTS.items():
-        stmts = [call.place.stmt for call in module.named(maker)]
-        targets = [target for stmt in stmts if isinstance(stmt, ast.Assign) for target in stmt.targets]
         # deepspeed.initialize returns the engine first
-        made = {text_of(target.elts[0] if isinstance(target, ast.Tuple) else target) for target in targets}
+        made = {text_of(call.place.targets[0]) for call in module.named(maker) if call.place.targets}
         listed += [call for call in module.methods(*methods) if call.base in made]
         # of DDP the main rank alone may save its state; DeepSpeed and FSDP hold a part of it on each
-        if re.search("deepspeed|fsdp", module.source, re.IGNORECASE) and "distributed_type" not in module.attributes:
+        sharded = made and re.search("deepspeed|fsdp", module.source, re.IGNORECASE)
+        if sharded and "distributed_type" not in module.attributes:
             listed += [call for call in module.methods("save_state", "load_state") if call.base in made]
     # FSDP gathers a state from all ranks; a context that says which kind of state counts for it
-    sharded = [wrap for wrap in known_wraps(module, sharded=True) if wrap.made.name not in WRAPPERS]
-    for call in module.methods("state_dict") if sharded else ():
-        typed = any("state_dict_type" in ast.unparse(item.context_expr) for w in call.place.withs for item in w.items)
-        if not typed and any(wrap.text == call.base and sees(module, wrap, call) for wrap in sharded):
+    for call in module.methods("state_dict") if known_sharded(module) else ():
+        typed = any("state_dict_type" in text for text in call.place.contexts)
+        if not typed and any(wrap.text == call.base and sees(module, wrap, call) for wrap in known_sharded(module)):
             listed.append(call)
     # a DTensor is gathered from all ranks
     listed += [call for call in module.methods("full_tensor") if not call.node.args]
-    if any(module.imports.uses(name) for name in ("lightning", "pytorch_lightning")):
+    if module.imports.uses("lightning", "pytorch_lightning"):
         # a module's own all_gather, and what its trainer's strategy does
         for call in module.methods("all_gather", "barrier", "broadcast", "reduce"):
             owner = module.class_of("self", call.place.scope) if call.base.startswith("self") else None
-            bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
-            own = call.base == "self" and call.method == "all_gather" and any("Module" in text_of(b) for b in bases)
+            bases = owner.bases if owner is not None else []
+            own = (
+                call.base == "self" and call.method == "all_gather" and any("Module" in text_of(base) for base in bases)
+            )
             if own or call.base.endswith("trainer.strategy"):
                 listed.append(call)
         methods = ("save_checkpoint", "fit", "validate", "test", "predict")
         listed += [call for call in module.methods(*methods) if last(call.base) == "trainer"]
     # each rank evaluates and predicts a share
-    if "transformers.Trainer" in module.by_name or "transformers.Seq2SeqTrainer" in module.by_name:
-        stmts = [call.place.stmt for call in module.methods("Trainer", "Seq2SeqTrainer")]
-        made = {text_of(target) for stmt in stmts if isinstance(stmt, ast.Assign) for target in stmt.targets}
+    if module.has_named("transformers.Trainer", "transformers.Seq2SeqTrainer"):
+        made = {text_of(part) for call in module.methods("Trainer", "Seq2SeqTrainer") for part in call.place.targets}
         listed += [call for call in module.methods("train", "evaluate", "predict") if call.base in made]
     return listed
 
@@ -107,24 +103,19 @@ def _only_sets_the_type(call: Call) -> bool:
     stmt = call.place.stmt
     if call.method != "state_dict_type" or not isinstance(stmt, ast.With):
         return False
-    inside = [part for body in stmt.body for part in ast.walk(body) if isinstance(part, ast.Call)]
-    return not any(re.search("state_dict|save|load|checkpoint", last(text_of(part.func))) for part in inside)
-
-
-def _in_group(call: Call, name: str) -> bool:
-    group = call.argument("ranks" if name == "new_group" else "group", _GROUP_AT.get(name))
-    return name != "new_group" and group is not None and not is_const(group, None)
+    inside = (called(part) for body in stmt.body for part in ast.walk(body))
+    return not any(re.search("state_dict|save|load|checkpoint", name) for name in inside)
 
 
 def collective_inside(module: Module, scope: Scope, depth: int = 3) -> Call | None:
     """Return a collective that a function always reaches on every rank that calls it, followed through calls."""
-    memo: dict[Scope, Call | None] = module.cache.setdefault("inside", {})  # type: ignore[assignment]
+    memo: dict[Scope, Call | None] = module.answers.setdefault(collective_inside, {})
     if scope in memo:
         return memo[scope]
     memo[scope] = None  # a function that calls itself adds nothing
     listed = set(collectives(module))
     for call in scope.calls:
-        if any(branch.side for branch in call.place.branches):
+        if call.place.side:
             continue
         if call in listed:
             memo[scope] = call
@@ -148,7 +139,7 @@ def collective_after(module: Module, place: Place) -> bool:
 
 def objects_over_nccl(module: Module) -> list[Call]:
     """Collectives of pickled objects: NCCL sends them through a buffer on the current device."""
-    given = [call.argument("backend", 0) for call in module.named("torch.distributed.init_process_group")]
+    given = [call.argument("backend", 0) for call in module.named(GROUP)]
     if not all(isinstance(part, ast.Constant) and part.value == "nccl" for part in given):
         return []
     return [call for call in module.named(*_OF_OBJECTS) if not call.keyword("group")]

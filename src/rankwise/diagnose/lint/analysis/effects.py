@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
+    GROUP,
     has_framework,
     is_before_ranks,
     is_const,
     is_handed_over,
     is_in_turn,
-    names_in,
     runs_alone,
     runs_on_several,
     spawns,
 )
 from rankwise.diagnose.lint.analysis.guards import RANK_NAMES
-from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.module import OPTIONS, Module, position
+from rankwise.diagnose.lint.analysis.names import called, last, names_in, receiver, text_of
 from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 
@@ -41,18 +40,17 @@ __all__ = [
     "writes",
 ]
 
-_GROUP = "torch.distributed.init_process_group"
 _LIBRARIES = ("accelerate.Accelerator", *FABRICS, "deepspeed.initialize", "deepspeed.init_distributed")
 
 
 def starts_ranks(module: Module) -> bool:
     """Whether the file starts a process group or wraps a model."""
-    return (bool(wraps(module)) or _GROUP in module.by_name) and not runs_alone(module)
+    return (bool(wraps(module)) or GROUP in module.by_name) and not runs_alone(module)
 
 
 def runs_ranks(module: Module) -> bool:
     """Whether what a file does without a test of the rank is done by several ranks, as far as is seen."""
-    if runs_on_several(module) or any(name in module.by_name for name in _LIBRARIES):
+    if runs_on_several(module) or module.has_named(*_LIBRARIES):
         return True
     return starts_ranks(module) and not (has_framework(module) and not wraps(module))
 
@@ -63,8 +61,6 @@ _ENTRIES = frozenset({"main", "train", "run", "worker", "main_worker", "fit", "l
 _OF_ONE = re.compile("master|main_|rank|zero", re.IGNORECASE)
 _EXISTS = frozenset("exists isfile is_file isdir is_dir".split())
 _FLAGS = re.compile(r"main|master|rank|save|log|verbose|write|primary|chief|\btb\b|board|summary|print", re.IGNORECASE)
-# the one object that carries the options of a run, equal on all ranks
-_OPTIONS = re.compile(r"args?|cfg|conf|config|opts?|options|hparams|hps|params|flags|settings", re.IGNORECASE)
 
 
 def is_on_all(module: Module, place: Place) -> bool:
@@ -74,7 +70,7 @@ def is_on_all(module: Module, place: Place) -> bool:
 
 def _is_kept(module: Module, place: Place, depth: int = 4) -> bool:
     """Whether a test of the rank, or one that may hide it, or a lock stands around a place or a call of it."""
-    scope = _function(place.scope)
+    scope = place.scope.function
     if place.side or is_in_turn(place) or any(_may_ask(module, branch, place.scope) for branch in place.branches):
         return True
     # `if rank != 0: barrier()` before, and `if rank == 0: barrier()` behind, let the main rank go first
@@ -86,7 +82,7 @@ def _is_kept(module: Module, place: Place, depth: int = 4) -> bool:
         return bool(spawns(module)) and any("__name__" in ast.unparse(each.test) for each in place.branches)
     if is_before_ranks(module, scope):
         return True
-    places = [call.place for call in module.callers(scope) if _function(call.place.scope) is not scope] if depth else []
+    places = [call.place for call in module.callers(scope) if call.place.scope.function is not scope] if depth else []
     # the process that spawns ranks may call what they run, where there is one of them
     ranks = [each for each in places if not is_before_ranks(module, each.scope)]
     if is_handed_over(module, scope):
@@ -94,13 +90,9 @@ def _is_kept(module: Module, place: Place, depth: int = 4) -> bool:
     return any(_is_kept(module, each, depth - 1) for each in ranks)
 
 
-def _function(scope: Scope) -> Scope | None:
-    return next((found for found in scope.chain() if found.is_function), None)
-
-
 def _is_told_elsewhere(module: Module, scope: Scope) -> bool:
     """Whether a test of the rank may stand where this file does not show it: around the calls of a function."""
-    found = _function(scope)
+    found = scope.function
     if found is None or found.name in _ENTRIES or is_handed_over(module, found):
         return False
     if _OF_ONE.search(found.name):
@@ -109,11 +101,9 @@ def _is_told_elsewhere(module: Module, scope: Scope) -> bool:
         if found.name.startswith("on_"):  # a hook that Lightning calls on every rank
             return False
         # an object that wraps the model, or starts the group, is made on every rank
-        made = [*(wrap.call for wrap in wraps(module)), *module.named(_GROUP)]
-        inside = any(
-            each.owner is found.owner for call in made for each in call.place.scope.chain() if each.is_function
-        )
-        if found.name == "__init__" and inside:
+        made = [*(wrap.call for wrap in wraps(module)), *module.named(GROUP)]
+        scopes = (each for call in made for each in call.place.scope.chain() if each.is_function)
+        if found.name == "__init__" and any(each.owner is found.owner for each in scopes):
             return False
     callers = module.callers(found)
     if found.owner is not None and found.name != "__init__":
@@ -140,11 +130,10 @@ def _is_shown(module: Module, text: str, scope: Scope) -> bool:
     if text in module.imports.bound or next(module.bindings_of(text, scope), None) is not None:
         return True
     root, _, name = text.partition(".")
-    if _OPTIONS.fullmatch(root) and name and not _OF_ONE.search(name):
+    if OPTIONS.fullmatch(root) and name and not _OF_ONE.search(name):
         asked = [ast.unparse(call.node).replace("-", "_") for call in module.methods("add_argument")]
         return not asked or any(f"'__{name}'" in each for each in asked)
-    function = _function(scope)
-    given = module.given(function, text) if function is not None and text in function.params[1:] else []
+    given = module.given(scope.function, text) if scope.function and text in scope.function.params[1:] else []
     return bool(given) and all(isinstance(part, ast.Constant) for _, part in given)
 
 
@@ -152,7 +141,7 @@ def missing_file(branch: Branch) -> ast.Call | None:
     """Return what a branch asks to find that a file is not there."""
     for part in ast.walk(branch.test) if isinstance(branch.node, ast.If) and branch.taken else ():
         asked = part.operand if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not) else None
-        if isinstance(asked, ast.Call) and last(text_of(asked.func)) in _EXISTS:
+        if isinstance(asked, ast.Call) and called(asked) in _EXISTS:
             return asked
     return None
 
@@ -184,7 +173,7 @@ def is_alike(module: Module, call: Call, path: ast.expr) -> bool:
     if is_own_file(module, call, path) or _differs(module, path, scope):
         return False
     for name in names_in(path) & set(scope.params) if scope.is_function else ():
-        if not _OPTIONS.fullmatch(name) and name not in {"self", "cls"}:
+        if not OPTIONS.fullmatch(name) and name not in {"self", "cls"}:
             given = [(part, one.place.scope) for one, part in module.given(scope, name) if part is not None]
             if any(_differs(module, part, at) for part, at in given):
                 return False
@@ -216,13 +205,12 @@ def _is_number(loop: ast.For, name: str) -> bool:
 def seeds(module: Module) -> list[Call]:
     """Return the calls that seed a generator of this process."""
     known = {"manual_seed", "seed", "set_seed", "seed_everything", "seed_all", "fix_seed", "manual_seed_all"}
-    return [call for call in module.calls if call.method in known and (call.node.args or call.node.keywords)]
+    return [call for call in module.calls if call.method in known and call.given]
 
 
 def same_on_all(module: Module, call: Call) -> bool:
     """Whether a seed, as far as is seen, holds no rank: by its name, or by what its parts were bound to."""
-    parts = [*call.node.args, *(word.value for word in call.node.keywords)]
-    return not any(has_rank(module, part, call.place.scope) for part in parts)
+    return not any(has_rank(module, part, call.place.scope) for part in call.given)
 
 
 _RANKED = re.compile(r"rank|process_|worker|device_specific|(?<!n)(?<!num_)gpu(?!s)|seed_offset", re.IGNORECASE)
@@ -241,7 +229,7 @@ def has_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bo
     asked = {id(part.value) for part in parts if isinstance(part, ast.Attribute)}
     for part in (part for part in parts if depth and isinstance(part, ast.Name | ast.Attribute)):
         for found in module.bindings_of(text_of(part), scope):
-            value = found.value if found.value is not None else getattr(found.place.stmt, "value", None)
+            value = found.made
             if value is None or value is node or (id(part) in asked and not _is_text(value)):
                 continue
             if has_rank(module, value, found.place.scope, depth - 1):
@@ -259,44 +247,41 @@ def _is_text(node: ast.expr) -> bool:
 
 _TABLES = "to_csv to_json to_parquet to_pickle to_excel to_feather savefig write_text write_bytes".split()
 _ARRAYS = ("numpy.save", "numpy.savez", "numpy.savez_compressed", "numpy.savetxt")
+# where the path stands: by keyword, by position
+_STATES = {
+    "torch.save": ("f", 1),
+    "safetensors.torch.save_file": ("filename", 1),
+    "safetensors.torch.save_model": ("filename", 1),
+}
 _IMAGES = {"torchvision.utils.save_image": ("fp", 1), "cv2.imwrite": ("filename", 0), "soundfile.write": ("file", 0)}
 _MODELS = re.compile(r"model|net\b|unet|adapter|unwrapped|engine", re.IGNORECASE)
 
 
-def writes(module: Module) -> Iterator[tuple[Call, ast.expr]]:
-    """Yield the calls that write a file, and its path."""
-    for call in module.named("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model"):
-        yield from _given(call, "f" if call.name == "torch.save" else "filename", 1)
+def writes(module: Module) -> list[tuple[Call, ast.expr]]:
+    """Return the calls that write a file, each with its path."""
+    found = [(call, call.argument(*at)) for name, at in _STATES.items() for call in module.named(name)]
     for call in module.methods("save_pretrained"):
         told = call.keyword("is_main_process") or call.keyword("save_function") or call.is_open
         if _MODELS.search(call.base) and not told:
-            yield from _given(call, "save_directory", 0)
+            found.append((call, call.argument("save_directory", 0)))
     for call in module.methods("open"):
         mode = call.argument("mode", 1) if call.text == "open" else None
         # what is opened to add to it, and not for this block, may be written to by one rank
         added = isinstance(call.place.stmt, ast.With) and "a"
         if isinstance(mode, ast.Constant) and str(mode.value)[:1] in {"w", "x", added}:
-            yield from _given(call, "file", 0)
+            found.append((call, call.argument("file", 0)))
     for call in (*module.named(*_ARRAYS), *module.methods(*_TABLES)):
-        owner = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
-        path = owner if call.method.startswith("write_") else call.node.args[0] if call.node.args else None
-        if path is not None and not is_const(path, None):
-            yield call, path
-    for name, (word, index) in _IMAGES.items():
-        for call in module.named(name):
-            yield from (each for each in _given(call, word, index) if _is_counted(module, each[1], call.place.scope))
-
-
-def _given(call: Call, name: str, index: int) -> Iterator[tuple[Call, ast.expr]]:
-    path = call.argument(name, index)
-    if path is not None:
-        yield call, path
+        of_path = call.method.startswith("write_")
+        found.append((call, receiver(call.node) if of_path else call.node.args[0] if call.node.args else None))
+    images = [(call, call.argument(*at)) for name, at in _IMAGES.items() for call in module.named(name)]
+    found += [(call, path) for call, path in images if path and _is_counted(module, path, call.place.scope)]
+    return [(call, path) for call, path in found if path is not None and not is_const(path, None)]
 
 
 def _is_counted(module: Module, path: ast.expr, scope: Scope, depth: int = 3) -> bool:
     """Whether a path is made of constants, options and numbers of epochs or steps, not of the names of samples."""
     names = {part.id for part in ast.walk(path) if isinstance(part, ast.Name)} - set(module.imports.bound)
-    for name in (each for each in names if not _OPTIONS.fullmatch(each) and each not in {"str", "int", "self"}):
+    for name in (each for each in names if not OPTIONS.fullmatch(each) and each not in {"str", "int", "self"}):
         found = module.binding(name, scope)
         loop = found.place.stmt if found is not None and found.value is None else None
         if not (isinstance(loop, ast.For) and _is_number(loop, name)) and (

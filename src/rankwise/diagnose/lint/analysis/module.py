@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import ast
 import bisect
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rankwise.diagnose.lint.analysis.names import Imports, last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Exit, Place, Scope
+from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Place, Scope
 
-__all__ = ["Module", "position"]
+__all__ = ["OPTIONS", "Module", "once", "position"]
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-# names of the one object that carries options through a script
-_OPTIONS = re.compile(r"(args?|cfg|conf|config|opts?|options|hparams|params|flags|settings)\.", re.IGNORECASE)
-LOOPS = (ast.For, ast.While, ast.AsyncFor)
-
-
+# names of the one object that carries the options of a run, equal on all ranks
+OPTIONS = re.compile(r"args?|cfg|conf|config|opts?|options|hparams|hps|params|flags|settings", re.IGNORECASE)
 # names that mean the same in every file that has them from `import *`
 _BY_A_STAR = (
     "torch.nn.parallel.DistributedDataParallel",
     "torch.utils.data.distributed.DistributedSampler",
     "torch.utils.data.DataLoader",
 )
+_T = TypeVar("_T")
+
+
+def once(ask: Callable[[Module], _T]) -> Callable[[Module], _T]:
+    """Make of a question about a file one that is answered once."""
+
+    @functools.wraps(ask)
+    def answer(module: Module) -> _T:
+        if ask not in module.answers:
+            module.answers[ask] = ask(module)
+        return module.answers[ask]  # type: ignore[no-any-return]
+
+    return answer
 
 
 class Module:
@@ -36,6 +48,7 @@ class Module:
         source: its text.
         find_function: looks up a function of another file that was given, by its full name.
         find_users: returns the given files that import this one.
+        answers: what `once` keeps, by the question.
     """
 
     def __init__(self, path: str, source: str, tree: ast.Module) -> None:
@@ -46,11 +59,11 @@ class Module:
         self.imports = Imports()
         self.calls: list[Call] = []
         self.scopes: list[Scope] = [self.top]
-        self.exits: list[Exit] = []
         self.bindings: list[Binding] = []
         self.branches: list[Branch] = []
         self.environment: list[tuple[ast.Subscript, Place]] = []
         self.strings: list[tuple[ast.Constant, Place]] = []
+        self.texts: set[str] = set()
         self.attributes: set[str] = set()
         self.fields: dict[str, list[Binding]] = {}
         self.by_name: dict[str, list[Call]] = {}
@@ -59,7 +72,7 @@ class Module:
         self.names: set[str] = set()
         self.find_function: Callable[[str], tuple[Module, Scope] | None] = lambda _: None
         self.find_users: Callable[[], list[Module]] = list
-        self.cache: dict[str, object] = {}
+        self.answers: dict[Any, Any] = {}
         self.partials: dict[str, list[ast.keyword]] = {}
         self._starts: list[int] | None = None
 
@@ -70,6 +83,7 @@ class Module:
         self._guess_names()
         resolve = self.imports.resolve
         self.names = {scope.name for scope in self.scopes}
+        self.texts = {node.value for node, _ in self.strings}  # type: ignore[misc]
         self.calls.sort(key=lambda call: (call.node.lineno, call.node.col_offset))
         for call in self.calls:
             name = resolve(call.text)
@@ -80,9 +94,9 @@ class Module:
             call.place.scope.calls.append(call)
             self.call_of[call.node] = call
             if any(word.arg is None for word in call.node.keywords):
-                self._spread(call)
+                call.spread = self._spread(call)
             if call.text in self.partials:
-                call.spread, call.is_spread = [*call.spread, *self.partials[call.text]], True
+                call.spread = [*(call.spread or ()), *self.partials[call.text]]
         self.by_name, self.by_method = dict(by_name), dict(by_method)
 
     def _guess_names(self) -> None:
@@ -99,16 +113,11 @@ class Module:
         if (not bound or bound.endswith(".dist")) and any(call.text in words for call in self.calls):
             self.imports.bound["dist"] = "torch.distributed"
 
-    def _spread(self, call: Call) -> None:
+    def _spread(self, call: Call) -> list[ast.keyword] | None:
         """Read ``**options`` where the options are shown: a dict that is bound once, and not written to."""
-        found: list[ast.keyword] = []
-        for word in call.node.keywords:
-            if word.arg is None:
-                options = self._options(word.value, call.place.scope)
-                if options is None:
-                    return
-                found += options
-        call.spread, call.is_spread = found, True
+        hidden = [word.value for word in call.node.keywords if word.arg is None]
+        shown = [self._options(value, call.place.scope) for value in hidden]
+        return None if None in shown else [word for options in shown for word in options or ()]
 
     def _options(self, node: ast.expr, scope: Scope) -> list[ast.keyword] | None:
         if isinstance(node, ast.Name):
@@ -140,9 +149,17 @@ class Module:
         """Whether anything with one of these last parts is called."""
         return any(name in self.by_method for name in names)
 
+    def has_named(self, *names: str) -> bool:
+        """Whether anything with one of these full names is called."""
+        return any(name in self.by_name for name in names)
+
     def name_of(self, node: ast.expr | None) -> str:
         """Return the full name of an expression whose root an import binds, else ""."""
         return "" if node is None else self.imports.resolve(text_of(node)) or ""
+
+    def made_by(self, node: ast.AST | None) -> str:
+        """Return the full name of what an expression calls, "" for what is no call of a known thing."""
+        return self.name_of(node.func) if isinstance(node, ast.Call) else ""
 
     def binding(self, text: str, scope: Scope, *, before: ast.AST | None = None) -> Binding | None:
         """Return the last binding of a variable that a scope sees; in the scope itself, that stands before a node."""
@@ -158,7 +175,7 @@ class Module:
         """
         attribute = text.startswith(("self.", "cls."))
         for place in scope.chain():
-            if isinstance(place.node, ast.ClassDef) and not attribute:
+            if place.is_class and not attribute:
                 continue
             found = place.bindings.get(text)
             if found:
@@ -171,10 +188,10 @@ class Module:
                     for method in owner.functions.values():
                         yield from reversed(method.bindings.get(text, ()))
                 return
-        if _OPTIONS.match(text) and text in self.fields:
+        base, _, name = text.partition(".")
+        if name and OPTIONS.fullmatch(base) and text in self.fields:
             yield from reversed(self.fields[text])
         elif not attribute and text.count(".") == 1:  # a field of an object of a class of this file
-            base, _, name = text.partition(".")
             kind = self.class_of(base, scope)
             for made in () if kind is None else self.lineage(kind):
                 for method in made.functions.values():
@@ -203,10 +220,13 @@ class Module:
         """Return a class and the classes of this file that it is made of, nearest first."""
         found = [owner]
         for each in found:
-            bases = each.node.bases if isinstance(each.node, ast.ClassDef) else ()
-            known = (self.top.functions.get(text_of(base)) for base in bases)
-            found += [base for base in known if base is not None and base not in found and not base.is_function]
+            known = (self.top.functions.get(text_of(base)) for base in each.bases)
+            found += [base for base in known if base is not None and base.is_class and base not in found]
         return found
+
+    def is_related(self, one: Scope | None, other: Scope | None) -> bool:
+        """Whether two classes of this file are one, or one is made of the other."""
+        return bool(one and other) and (one in self.lineage(other) or other in self.lineage(one))  # type: ignore[arg-type]
 
     def class_of(self, text: str, scope: Scope) -> Scope | None:
         """Return the class of this file of which an object is.
@@ -221,28 +241,31 @@ class Module:
         bound = self.binding(text, scope)
         if bound is not None:
             return self._made_by(text_of(bound.value.func)) if isinstance(bound.value, ast.Call) else None
-        told = scope.annotation(text) if text in scope.params else None
-        if told is None and text in scope.params:
-            named = self.top.functions.get("".join(part.title() for part in text.split("_")))
-            return named if named is not None and isinstance(named.node, ast.ClassDef) else None
-        return None if told is None else self._made_by(ast.unparse(told).strip("'"))
+        if text not in scope.params:
+            return None
+        args: Any = getattr(scope.node, "args", None)
+        told = next(
+            (part.annotation for part in ast.walk(args) if isinstance(part, ast.arg) and part.arg == text), None
+        )
+        if told is not None:
+            return self._made_by(ast.unparse(told).strip("'"))
+        named = self.top.functions.get("".join(part.title() for part in text.split("_")))
+        return named if named is not None and named.is_class else None
 
     def _made_by(self, name: str) -> Scope | None:
         """Return the class that a call of a name makes an object of: itself, a class method of it, or a function."""
         root, _, method = name.partition(".")
         found = self.top.functions.get(root)
-        if found is None or isinstance(found.node, ast.Module):
-            return None
-        maker = found.functions.get(method) if method and not found.is_function else None
-        if method and (maker is None or not any(text_of(each) == "classmethod" for each in maker.node.decorator_list)):  # type: ignore[union-attr]
-            return None
-        if found.is_function:
-            end = found.node.body[-1]
-            value = end.value if isinstance(end, ast.Return) else None
-            made = next(iter(found.bindings.get(text_of(value), ())), None) if isinstance(value, ast.Name) else None
-            value = made.value if made is not None else value
+        if found is not None and method:
+            maker = found.functions.get(method) if found.is_class else None
+            decorators = getattr(maker.node, "decorator_list", ()) if maker is not None else ()
+            return found if any(text_of(each) == "classmethod" for each in decorators) else None
+        if found is not None and found.is_function:
+            value = found.returned[-1] if found.returned else None
+            bound = found.bindings.get(text_of(value)) if isinstance(value, ast.Name) else None
+            value = bound[0].value if bound else value
             found = self.top.functions.get(text_of(value.func)) if isinstance(value, ast.Call) else None
-        return found if found is not None and isinstance(found.node, ast.ClassDef) else None
+        return found if found is not None and found.is_class else None
 
     def local_function(self, call: Call) -> Scope | None:
         """Return the function of this file that a call calls: one it sees, a method, or what makes an object."""
@@ -251,13 +274,18 @@ class Module:
         if "." in call.text:
             owner = self.class_of(call.base, call.place.scope) if name in self.names else None
         else:
-            scopes = (each for each in call.place.scope.chain() if not isinstance(each.node, ast.ClassDef))
+            scopes = (each for each in call.place.scope.chain() if not each.is_class)
             found = next((each.functions[name] for each in scopes if name in each.functions), None)
             if found is None or found.is_function:
                 return found
             owner, name = found, "__init__"
         lineage = [] if owner is None else self.lineage(owner)
         return next((each.functions[name] for each in lineage if name in each.functions), None)
+
+    def inside(self, call: Call) -> list[Call]:
+        """Return the calls in the function of this file that a call calls; none if it calls no such function."""
+        target = self.local_function(call)
+        return [] if target is None else target.calls
 
     def scope_of(self, call: Call) -> tuple[Module, Scope] | None:
         """Return the function that a call calls, in this file or in another one that was given."""
@@ -292,14 +320,19 @@ class Module:
         index = scope.params.index(name) - (scope.params[0] in {"self", "cls"})
         found = [(call, call.argument(name, index)) for call in self.callers(scope)]
         for call in self.methods("spawn", "start_processes", "Process"):
-            target = call.argument("target") if call.method == "Process" else call.argument("fn", 0)
-            if not isinstance(target, ast.Name) or self.top.functions.get(target.id) is not scope:
-                continue
-            args = call.argument("args", None if call.method == "Process" else 1)
-            at = index - (call.method != "Process")
-            parts = args.elts if isinstance(args, ast.Tuple | ast.List) else []
-            found.append((call, parts[at] if 0 <= at < len(parts) else None))
+            shift = call.method != "Process"  # these give the number of the process first
+            target = call.argument("fn", 0) if shift else call.argument("target")
+            if isinstance(target, ast.Name) and self.top.functions.get(target.id) is scope:
+                parts = getattr(call.argument("args", 1 if shift else None), "elts", [])
+                found.append((call, parts[index - shift] if 0 <= index - shift < len(parts) else None))
         return found
+
+    def always_given(self, scope: Scope, node: ast.AST | None, fits: Callable[[ast.expr, Scope], bool]) -> bool:
+        """Whether a node is a parameter for which every call of its function in this file gives something that fits."""
+        if not isinstance(node, ast.Name) or node.id not in scope.params:
+            return False
+        parts = self.given(scope, node.id)
+        return bool(parts) and all(part is not None and fits(part, call.place.scope) for call, part in parts)
 
     # Characters.
 

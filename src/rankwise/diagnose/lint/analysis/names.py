@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-__all__ = ["Imports", "last", "text_of"]
+__all__ = ["Imports", "called", "last", "names_in", "nodes_in", "receiver", "text_of", "texts_in"]
 
 # Where a thing has several addresses, rules know it by one.
 _CANONICAL = {
@@ -30,7 +30,6 @@ _CANONICAL = {
     "monai.data.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
     "torchft.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
 }
-_CANONICAL_PREFIXES = (("torch.distributed.distributed_c10d.", "torch.distributed."),)
 
 
 def text_of(node: ast.expr) -> str:
@@ -60,6 +59,45 @@ def text_of(node: ast.expr) -> str:
 def last(text: str) -> str:
     """Return the last part of a dotted text."""
     return text[text.rfind(".") + 1 :]
+
+
+def called(node: ast.AST | None) -> str:
+    """Return the last part of what an expression calls, "" for what is no call."""
+    return last(text_of(node.func)) if isinstance(node, ast.Call) else ""
+
+
+def receiver(node: ast.AST | None) -> ast.expr | None:
+    """Return what a method is called of: `model` of ``model.to(device)``; None for anything else."""
+    func = node.func if isinstance(node, ast.Call) else None
+    return func.value if isinstance(func, ast.Attribute) else None
+
+
+def nodes_in(node: ast.AST | None) -> list[ast.AST]:
+    """Return what `ast.walk` yields, less the contexts of names, in half the time."""
+    found = [] if node is None else [node]
+    for each in found:  # grows while it is read
+        for name in each._fields:
+            part = getattr(each, name, None)
+            if type(part) is list:
+                found += [inner for inner in part if isinstance(inner, ast.AST)]
+            elif isinstance(part, ast.AST) and name != "ctx":
+                found.append(part)
+    return found
+
+
+def names_in(node: ast.AST | None) -> set[str]:
+    """Return every name, and every attribute's last part, that occurs in an expression."""
+    parts = nodes_in(node)
+    return {
+        part.id if isinstance(part, ast.Name) else part.attr
+        for part in parts
+        if isinstance(part, ast.Name | ast.Attribute)
+    }
+
+
+def texts_in(node: ast.AST | None) -> set[str]:
+    """Return the variables and fields in an expression as text, each with those that it hangs on."""
+    return {text_of(part) for part in nodes_in(node) if isinstance(part, ast.Name | ast.Attribute)}
 
 
 class Imports:
@@ -107,19 +145,13 @@ class Imports:
             return None
         return canonical(f"{bound}.{rest}") if dot else bound
 
-    def uses(self, package: str) -> bool:
-        """Whether the package, or a module inside it, is imported."""
-        inside = package + "."
-        return any(
-            name == package or name.startswith(inside)
-            for names in (self.modules, self.bound.values())
-            for name in names
-        )
+    def uses(self, *packages: str) -> bool:
+        """Whether one of some packages, or a module inside one, is imported."""
+        inside = tuple(f"{package}." for package in packages)
+        return any(name in packages or name.startswith(inside) for name in (*self.modules, *self.bound.values()))
 
 
 def canonical(name: str) -> str:
     """Return the spelling that rules use."""
-    for prefix, short in _CANONICAL_PREFIXES:
-        if name.startswith(prefix):
-            name = short + name[len(prefix) :]
+    name = name.replace("torch.distributed.distributed_c10d.", "torch.distributed.")
     return _CANONICAL.get(name, name)

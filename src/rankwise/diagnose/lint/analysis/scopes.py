@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rankwise.diagnose.lint.analysis.guards import Side
 from rankwise.diagnose.lint.analysis.names import last
 
-__all__ = ["Binding", "Branch", "Call", "Exit", "Place", "Scope", "excludes"]
+__all__ = ["Binding", "Branch", "Call", "Place", "Scope", "excludes"]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +36,25 @@ class Place:
     tries: tuple[ast.stmt, ...]
 
     @property
+    def guard(self) -> Branch | None:
+        """The innermost test of the rank around it."""
+        return next((branch for branch in reversed(self.branches) if branch.side), None)
+
+    @property
     def side(self) -> Side | None:
         """On which ranks it runs: "main" only, "other" only, or None."""
         return next((branch.side for branch in self.branches if branch.side), None)
+
+    @property
+    def contexts(self) -> list[str]:
+        """The contexts of the ``with`` blocks around it, as text."""
+        return [ast.unparse(item.context_expr) for with_ in self.withs for item in with_.items]
+
+    @property
+    def targets(self) -> list[ast.expr]:
+        """What its statement assigns to; the parts of a tuple one by one."""
+        listed = self.stmt.targets if isinstance(self.stmt, ast.Assign) else ()
+        return [part for target in listed for part in getattr(target, "elts", [target])]
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +68,7 @@ class Scope:
     params: tuple[str, ...] = ()
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    exits: list[Place] = field(default_factory=list)
     functions: dict[str, Scope] = field(default_factory=dict)
 
     @property
@@ -60,23 +77,46 @@ class Scope:
         return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef)
 
     @property
+    def is_class(self) -> bool:
+        """Whether it is a class."""
+        return isinstance(self.node, ast.ClassDef)
+
+    @property
+    def bases(self) -> list[ast.expr]:
+        """What a class is made of."""
+        return self.node.bases if isinstance(self.node, ast.ClassDef) else []
+
+    @property
     def owner(self) -> Scope | None:
         """The class that it is a method of."""
-        return self.parent if self.parent is not None and isinstance(self.parent.node, ast.ClassDef) else None
+        return self.parent if self.parent is not None and self.parent.is_class else None
+
+    @property
+    def function(self) -> Scope | None:
+        """It, or the innermost function around it."""
+        return next((found for found in self.chain() if found.is_function), None)
+
+    @property
+    def start(self) -> Place:
+        """The place at its head, with nothing around it."""
+        return Place(self.node, [], 0, self, (), (), (), ())  # type: ignore[arg-type]
+
+    @property
+    def bound(self) -> list[Binding]:
+        """All bindings in it."""
+        return [found for listed in self.bindings.values() for found in listed]
+
+    @property
+    def returned(self) -> list[ast.expr]:
+        """The values that a function returns."""
+        found = (exit_.stmt.value for exit_ in self.exits if isinstance(exit_.stmt, ast.Return))
+        return [value for value in found if value is not None]
 
     def default(self, name: str) -> ast.expr | None:
         """Return the default of a parameter that may be given by position."""
-        if not isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return None
-        args = [*self.node.args.posonlyargs, *self.node.args.args]
-        pairs = zip(reversed(args), reversed(self.node.args.defaults), strict=False)
+        args = getattr(self.node, "args", None)
+        pairs = zip(reversed([*args.posonlyargs, *args.args]), reversed(args.defaults), strict=False) if args else ()
         return next((value for arg, value in pairs if arg.arg == name), None)
-
-    def annotation(self, name: str) -> ast.expr | None:
-        """Return the annotation of a parameter."""
-        args = self.node.args if isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef) else None
-        listed = [*args.posonlyargs, *args.args, *args.kwonlyargs] if args is not None else []
-        return next((arg.annotation for arg in listed if arg.arg == name), None)
 
     def chain(self) -> Iterator[Scope]:
         """Yield it and the scopes around it, innermost first."""
@@ -103,20 +143,24 @@ class Binding:
         """The value, or what a function gives."""
         return self.value if self.value is not None else self.seen
 
+    @property
+    def made(self) -> ast.expr | None:
+        """The value of its statement, of which a tuple's part has no one expression."""
+        return self.value or getattr(self.place.stmt, "value", None)
+
 
 @dataclass(slots=True, eq=False)
 class Call:
     """One call. `text` is what is written, `name` the full name where an import binds its root, else "".
 
-    `spread` holds the arguments that come by ``**options`` where the file shows all of the options.
+    `spread` holds the arguments that come by ``**options`` where the file shows all of the options, else None.
     """
 
     node: ast.Call
     text: str
     place: Place
     name: str = ""
-    spread: Sequence[ast.keyword] = ()
-    is_spread: bool = False
+    spread: list[ast.keyword] | None = None
 
     @property
     def method(self) -> str:
@@ -128,37 +172,39 @@ class Call:
         """Its text without the last part."""
         return self.text.rpartition(".")[0]
 
+    @property
+    def given(self) -> list[ast.expr]:
+        """All arguments that are written in it."""
+        return [*self.node.args, *(word.value for word in self.node.keywords)]
+
+    @property
+    def targets(self) -> list[ast.expr]:
+        """What its result is assigned to; the parts of a tuple one by one."""
+        return self.place.targets if getattr(self.place.stmt, "value", None) is self.node else []
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is a statement whose result is dropped."""
+        return isinstance(self.place.stmt, ast.Expr) and self.place.stmt.value is self.node
+
     def keyword(self, name: str) -> ast.keyword | None:
         """Return a keyword argument."""
-        return next((found for found in (*self.node.keywords, *self.spread) if found.arg == name), None)
+        return next((found for found in (*self.node.keywords, *(self.spread or ())) if found.arg == name), None)
 
     def argument(self, name: str, index: int | None = None) -> ast.expr | None:
         """Return an argument by keyword, else by position."""
         found = self.keyword(name)
         if found is not None:
             return found.value
-        args = self.node.args
-        if (
-            index is None
-            or not 0 <= index < len(args)
-            or any(isinstance(arg, ast.Starred) for arg in args[: index + 1])
-        ):
-            return None
-        return args[index]
+        before = [] if index is None or index < 0 else self.node.args[: index + 1]
+        starred = any(isinstance(arg, ast.Starred) for arg in before)
+        return before[-1] if len(before) > (index or 0) and not starred else None
 
     @property
     def is_open(self) -> bool:
         """Whether ``*args`` or ``**kwargs`` hide some of its arguments."""
-        hidden = any(word.arg is None for word in self.node.keywords) and not self.is_spread
+        hidden = self.spread is None and any(word.arg is None for word in self.node.keywords)
         return hidden or any(isinstance(arg, ast.Starred) for arg in self.node.args)
-
-
-@dataclass(slots=True, eq=False)
-class Exit:
-    """A ``return``, ``break``, ``continue`` or ``raise``."""
-
-    node: ast.stmt
-    place: Place
 
 
 def excludes(one: Place, other: Place) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import LOADER, SAMPLER, loops_around, names_in, training_loops
+from rankwise.diagnose.lint.analysis.facts import LOADER, SAMPLER, loops_around, training_loops
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
-from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.module import Module, once
+from rankwise.diagnose.lint.analysis.names import called, last, names_in, receiver, text_of, texts_in
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place, Scope, excludes
 from rankwise.diagnose.lint.analysis.values import READERS, names_behind, names_of
 
@@ -43,18 +42,13 @@ def is_shared(module: Module, sampler: ast.expr | None, place: Place) -> bool:
     shared, alone = False, False
     for value in [found.value for found in bound] or [sampler]:
         for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
-            shares = _shares(module, part)
+            # torch's, or one that says so in its name
+            named = isinstance(part, ast.Call) and re.search(r"Distributed\w*Sampler$", text_of(part.func)) is not None
+            shares = named or module.made_by(part) == SAMPLER
             shared, alone = shared or shares, alone or not shares
         tests += [value.test] if isinstance(value, ast.IfExp) else []
     # what decides is the way of running, not the part of the data
     return shared and not (alone and any(not is_mode_test(test) or _PARTS.search(ast.unparse(test)) for test in tests))
-
-
-def _shares(module: Module, node: ast.expr | None) -> bool:
-    """Whether a sampler gives each rank a share: torch's, or one that says so in its name."""
-    if not isinstance(node, ast.Call):
-        return False
-    return module.name_of(node.func) == SAMPLER or re.search(r"Distributed\w*Sampler$", text_of(node.func)) is not None
 
 
 def gone_through(module: Module, loop: ast.stmt) -> set[str]:
@@ -62,9 +56,9 @@ def gone_through(module: Module, loop: ast.stmt) -> set[str]:
     names = names_in(loop.iter) if isinstance(loop, ast.For) else set()
     nexts = (call for call in module.methods("next") if loop in call.place.loops)
     names |= {name for call in nexts for part in call.node.args[:1] for name in names_in(part)}
-    made = (found for found in module.bindings if last(found.text) in names and isinstance(found.value, ast.Call))
-    read = (found.value for found in made if last(text_of(found.value.func)) in READERS)  # type: ignore[union-attr]
-    return names | {name for value in read for name in names_in(value)}
+    made = (found.value for found in module.bindings if last(found.text) in names)
+    read = (value for value in made if called(value) in READERS)
+    return names.union(*map(names_in, read))
 
 
 def reduces(module: Module, scope: Scope, depth: int = 3, *, summed: bool = False) -> bool:
@@ -76,27 +70,24 @@ def reduces(module: Module, scope: Scope, depth: int = 3, *, summed: bool = Fals
 def is_reduction(module: Module, call: Call, depth: int = 3) -> bool:
     """Whether a call joins the numbers of all ranks: by itself, by its name, or in what it calls."""
     # a metric is made here, and asked further down
-    if _NO_REDUCTION.search(call.text) or _is_of_one(call) or re.match(r"[A-Z]\w*Metrics?\w*$", call.method):
+    if _NO_REDUCTION.search(call.text) or re.match(r"[A-Z]\w*Metrics?\w*$", call.method):
+        return False
+    # a function of one process: torch.gather, np.add.reduce
+    if re.match(r"(torch(?!\.distributed)|numpy|sklearn)\b", call.name):
         return False
     found = module.scope_of(call) if depth else None
     if found is not None:
         return reduces(*found, depth - 1)
     if _REDUCES.search(call.method):
-        return _SHOWS.search(call.method) is None and not call.name.startswith("sklearn.")
+        return _SHOWS.search(call.method) is None
     if not re.search("metric|evaluator", call.base, re.IGNORECASE) or _PLAIN_METHOD.match(call.method):
         return False
     # a dict of numbers may be called metrics, too
-    made = module.value(getattr(call.node.func, "value", None), call.place.scope)
-    plain = isinstance(made, ast.Dict | ast.List) or (isinstance(made, ast.Call) and last(text_of(made.func)) in _PLAIN)
-    return not plain and not call.name.startswith("sklearn.")
+    made = module.value(receiver(call.node), call.place.scope)
+    return not isinstance(made, ast.Dict | ast.List) and called(made) not in _PLAIN
 
 
-def _is_of_one(call: Call) -> bool:
-    """Whether a function of torch or NumPy works on one process alone: torch.gather, np.add.reduce."""
-    root, _, rest = call.name.partition(".")
-    return root in {"torch", "numpy", "sklearn"} and not rest.startswith("distributed")
-
-
+@once
 def shared_loaders(module: Module) -> set[str]:
     """Return the names of loaders for evaluation that give each rank a share."""
     found: set[str] = set()
@@ -111,23 +102,21 @@ def shared_loaders(module: Module) -> set[str]:
     return found - {"self", ""}
 
 
-def evaluations(module: Module) -> Iterator[tuple[ast.For, Scope]]:
-    """Yield the loops over batches without a backward pass that run the model without gradients."""
+@once
+def evaluations(module: Module) -> list[tuple[ast.For, Scope]]:
+    """Return the loops over batches without a backward pass that run the model without gradients."""
     quiet: dict[ast.For, Scope] = {}
     for call in module.calls:
         for loop in call.place.loops:
             if isinstance(loop, ast.For) and loop not in quiet and _is_quiet(call):
                 quiet[loop] = call.place.scope
-    backs = list(module.methods("backward", "step"))
-    for loop, scope in quiet.items():
-        if not any(loop in call.place.loops for call in backs):
-            yield loop, scope
+    trained = {loop for call in module.methods("backward", "step") for loop in call.place.loops}
+    return [(loop, scope) for loop, scope in quiet.items() if loop not in trained]
 
 
 def _is_quiet(call: Call) -> bool:
-    withs = (ast.unparse(item.context_expr) for with_ in call.place.withs for item in with_.items)
     decorators = getattr(call.place.scope.node, "decorator_list", ())
-    texts = (*withs, *(ast.unparse(each) for each in decorators))
+    texts = (*call.place.contexts, *map(ast.unparse, decorators))
     # or no backward pass in a function that has told the model to evaluate
     told = any(each.method == "eval" and not each.node.args for each in call.place.scope.calls)
     return told or any(re.search("no_grad|inference_mode", text) for text in texts)
@@ -174,15 +163,8 @@ def is_own(module: Module, value: ast.AST | None, scope: Scope, depth: int = 3) 
             call = module.call_of.get(node)
             if call is None or _joins(module, call) or text_of(node.func) in {"len", "isinstance", "range", "type"}:
                 continue
-            target = module.local_function(call)
-            ends = (
-                [each.node for each in module.exits if target is not None and each.place.scope is target]
-                if depth
-                else []
-            )
-            if target and any(
-                isinstance(end, ast.Return) and is_own(module, end.value, target, depth - 1) for end in ends
-            ):
+            target = module.local_function(call) if depth else None
+            if target and any(is_own(module, end, target, depth - 1) for end in target.returned):
                 return True
         nothing = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
         if node is not None and not nothing and getattr(node, "attr", "") not in _SIZES:
@@ -200,31 +182,28 @@ def _own_names(module: Module, scope: Scope, depth: int) -> set[str]:
     Batches are those of a loop that trains, or that evaluates a share. From them it goes on through assignments, lists
     and meters, results of functions of this file, and what is bound under a test of such a number.
     """
-    cache: dict[Scope, set[str]] = module.cache.setdefault("own names", {})  # type: ignore[assignment]
+    cache: dict[Scope, set[str]] = module.answers.setdefault(_own_names, {})
     if scope in cache or not depth:
         return cache.get(scope, set())
     cache[scope] = own = _batches(module, scope)
     # what all ranks evaluate whole is the same on all of them
     whole = {loop for loop, at in evaluations(module) if at is scope and not is_of_share(module, loop, scope)}
-    bound = [found for listed in scope.bindings.values() for found in listed if not whole & set(found.place.loops)]
+    bound = [found for found in scope.bound if not whole & set(found.place.loops)]
     calls = [call for call in scope.calls if not whole & set(call.place.loops)]
     # what a reduction works on in place, `x = reduce(x)` among it, is that of all ranks from there on
     joined = {"self", ""}
     for call in (each for each in scope.calls if _joins(module, each)):
-        given = {text for part in call.node.args for text in _texts(part)}
-        targets = {text for part in getattr(call.place.stmt, "targets", ()) for text in _texts(part)}
-        joined |= given if _is_alone(call) else given & targets
-        tensors = {
-            text for part in call.node.args if isinstance(part, ast.Name | ast.Attribute) for text in _texts(part)
-        }
-        joined |= {
-            found.text.removeprefix("self.") for found in bound if _is_alone(call) and _texts(found.value) & tensors
-        }
+        given = _texts(*call.node.args)
+        if call.is_alone:
+            tensors = _texts(*(part for part in call.node.args if isinstance(part, ast.Name | ast.Attribute)))
+            joined |= given | {found.text.removeprefix("self.") for found in bound if _texts(found.value) & tensors}
+        else:
+            joined |= given & _texts(*call.place.targets)
     own -= joined
     while True:
         more = {found.text.removeprefix("self.") for found in bound if _makes_own(module, found, depth)}
         for call in calls:
-            keeps = call.method in _FILLS or _JUDGES.search(call.base or (call.text if _is_alone(call) else ""))
+            keeps = call.method in _FILLS or _JUDGES.search(call.base or (call.text if call.is_alone else ""))
             if keeps and any(is_own(module, part, scope, depth) for part in call.node.args):
                 more.add((call.base or call.text).removeprefix("self."))
         more -= joined
@@ -233,14 +212,9 @@ def _own_names(module: Module, scope: Scope, depth: int) -> set[str]:
         own |= more
 
 
-def _texts(node: ast.expr | None) -> set[str]:
-    """Return the variables and fields in an expression."""
-    parts = ast.walk(node) if node is not None else ()
-    return {text_of(part).removeprefix("self.") for part in parts if isinstance(part, ast.Name | ast.Attribute)}
-
-
-def _is_alone(call: Call) -> bool:
-    return isinstance(call.place.stmt, ast.Expr) and call.place.stmt.value is call.node
+def _texts(*nodes: ast.expr | None) -> set[str]:
+    """Return the variables and fields in expressions."""
+    return {text.removeprefix("self.") for node in nodes for text in texts_in(node)}
 
 
 def _makes_own(module: Module, found: Binding, depth: int = 3) -> bool:
@@ -257,18 +231,12 @@ def _makes_own(module: Module, found: Binding, depth: int = 3) -> bool:
 def _batches(module: Module, scope: Scope) -> set[str]:
     """Return the names of the batches that a function trains on, and of those of a share that it evaluates."""
     around, found = loops_around(module), set[str]()
-    loops = {loop for loop in training_loops(module) if loop in around and around[loop][0] is scope}
+    loops = {loop for loop in training_loops(module) if around[loop][0] is scope}
     loops |= {loop for loop, at in evaluations(module) if at is scope and is_of_share(module, loop, scope)}
     for loop in loops:
-        if isinstance(loop, ast.For) and not _counts(loop.iter, "range", "trange"):
-            counted = any(_counts(part, "enumerate") for part in ast.walk(loop.iter))
+        if isinstance(loop, ast.For) and called(loop.iter) not in {"range", "trange"}:
+            counted = any(called(part) == "enumerate" for part in ast.walk(loop.iter))
             found |= names_in(loop.target.elts[-1] if counted and isinstance(loop.target, ast.Tuple) else loop.target)
-        for bound in (each for listed in scope.bindings.values() for each in listed if loop in each.place.loops):
-            made = getattr(bound.place.stmt, "value", None)
-            if isinstance(made, ast.Call) and _DRAWS.fullmatch(last(text_of(made.func))):
-                found.add(bound.text)
+        drawn = (bound for bound in scope.bound if loop in bound.place.loops)
+        found |= {bound.text for bound in drawn if _DRAWS.fullmatch(called(bound.made))}
     return found
-
-
-def _counts(node: ast.AST, *names: str) -> bool:
-    return isinstance(node, ast.Call) and last(text_of(node.func)) in names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import called, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 
 __all__ = ["READERS", "is_on_cpu", "names_behind", "names_of"]
@@ -24,21 +24,20 @@ def names_of(module: Module, call: Call, depth: int = 3) -> set[str]:
     Followed are assignments, ``loaders["train"] = ...``, dicts and lists of them, and functions of the file that return
     it, alone or in a tuple.
     """
-    found, returned = _made(module, call)
+    found, returned = _made(call)
     for index in returned if depth else ():
         for caller in module.callers(call.place.scope):
             found |= _given_to(module, caller, index, depth - 1)
     return found
 
 
-def _made(module: Module, call: Call) -> tuple[set[str], list[int | None]]:
+def _made(call: Call) -> tuple[set[str], list[int | None]]:
     """Return the names of what a call makes in its function, and where it stands in what the function returns."""
-    stmt = call.place.stmt
+    stmt, scope = call.place.stmt, call.place.scope
     found: set[str] = set()
     returned: list[int | None] = []  # where in the tuple; None: the value itself, or something around it
     if isinstance(stmt, ast.Assign | ast.AnnAssign) and stmt.value is not None:
-        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
-        for target in targets:
+        for target in stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]:
             if isinstance(target, ast.Tuple) and isinstance(stmt.value, ast.Tuple):
                 pairs = zip(target.elts, stmt.value.elts, strict=False)
                 found |= {_name(part) for part, value in pairs if call.node in ast.walk(value)}
@@ -46,16 +45,14 @@ def _made(module: Module, call: Call) -> tuple[set[str], list[int | None]]:
                 found.add(_name(target))
     elif isinstance(stmt, ast.Return) and stmt.value is not None:
         parts = stmt.value.elts if isinstance(stmt.value, ast.Tuple) else []
-        inside = [index for index, part in enumerate(parts) if call.node in ast.walk(part)]
-        returned.append(inside[0] if inside else None)
+        returned.append(next((index for index, part in enumerate(parts) if call.node in ast.walk(part)), None))
     found.discard("")
-    scope = call.place.scope
-    for exit_ in module.exits if scope.is_function else ():
-        value = exit_.node.value if isinstance(exit_.node, ast.Return) and exit_.place.scope is scope else None
+    for value in scope.returned:
         if isinstance(value, ast.Tuple):
             returned += [index for index, part in enumerate(value.elts) if _name(part) in found]
-        elif value is not None and (_name(value) in found or _holds(value, found)):
-            returned.append(None)
+        else:  # itself, or a dict or a list that holds it
+            held = value.values if isinstance(value, ast.Dict) else value.elts if isinstance(value, ast.List) else []
+            returned += [None] if any(_name(part) in found for part in (value, *held)) else []
     return found, returned
 
 
@@ -73,13 +70,7 @@ def _given_to(module: Module, call: Call, index: int | None, depth: int) -> set[
     return found - {""}
 
 
-def _holds(value: ast.expr, names: set[str]) -> bool:
-    """Whether a dict, or a list, that is returned holds one of some names."""
-    parts = value.values if isinstance(value, ast.Dict) else value.elts if isinstance(value, ast.List) else []
-    return any(_name(part) in names for part in parts)
-
-
-def _name(node: ast.expr) -> str:
+def _name(node: ast.expr | None) -> str:
     while isinstance(node, ast.Subscript):
         node = node.value
     return last(text_of(node)) if isinstance(node, ast.Name | ast.Attribute) else ""
@@ -92,8 +83,8 @@ def names_behind(module: Module, names: set[str], scope: Scope, depth: int = 3) 
         more: set[str] = set()
         for binding in module.bindings:
             value = binding.value if last(binding.text) in found else None
-            if isinstance(value, ast.Call) and last(text_of(value.func)) in READERS and value.args:
-                value = value.args[0]
+            if called(value) in READERS and value.args:  # type: ignore[union-attr]
+                value = value.args[0]  # type: ignore[union-attr]
             if isinstance(value, ast.Name | ast.Attribute | ast.Subscript):
                 more.add(_name(value))
         # a class takes what its fields are in its __init__
@@ -101,7 +92,7 @@ def names_behind(module: Module, names: set[str], scope: Scope, depth: int = 3) 
         functions = [scope, *(each.functions.get("__init__") for each in module.lineage(owner))] if owner else [scope]
         for function in functions:
             for name in (set(function.params) & found) - {"self", "cls"} if function is not None else ():
-                more |= {_name(part) for _, part in module.given(function, name) if part is not None}  # type: ignore[arg-type]
+                more |= {_name(part) for _, part in module.given(function, name)}  # type: ignore[arg-type]
         more.discard("")
         if more <= found:
             break
@@ -117,7 +108,8 @@ def is_on_cpu(module: Module, node: ast.expr | None, scope: Scope, depth: int = 
     shown = module.value(node, scope)
     parts: list[ast.expr] = []
     if isinstance(shown, ast.BinOp):
-        parts = [side for side in (shown.left, shown.right) if not _is_number(side)]
+        sides = (side for side in (shown.left, shown.right) if not isinstance(side, ast.Constant))
+        parts = [side for side in sides if called(side) not in {"len", "float", "int"}]
     elif isinstance(shown, ast.Call) and not any(word.arg == "device" for word in shown.keywords):
         name = module.name_of(shown.func)
         if name in _FRESH:  # as_tensor leaves a tensor where it is
@@ -127,9 +119,3 @@ def is_on_cpu(module: Module, node: ast.expr | None, scope: Scope, depth: int = 
         elif isinstance(shown.func, ast.Attribute) and (not name or "()" in name) and shown.func.attr not in _MOVES:
             parts = [shown.func.value]
     return bool(parts) and all(is_on_cpu(module, part, scope, depth - 1) for part in parts)
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) or (
-        isinstance(node, ast.Call) and text_of(node.func) in {"len", "float", "int"}
-    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 from rankwise.diagnose.lint.analysis.guards import Side, is_main_word, side_of
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Exit, Place, Scope
+from rankwise.diagnose.lint.analysis.names import called, last, text_of
+from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Place, Scope
 
 __all__ = ["read_module"]
 
@@ -28,7 +29,7 @@ def read_module(path: str, source: str) -> Module:
     """
     module = Module(path, source, ast.parse(source, path))
     walker = _Walker(module)
-    walker.block(module.tree.body, module.top, (), (), (), ())
+    walker.block(module.tree.body, module.top.start)
     module.finish()
     return module
 
@@ -59,7 +60,7 @@ class _Walker:
             for name, node in self.returning.items()
             if any("property" in text_of(each) for each in node.decorator_list)
         }
-        self.answers = {name: _answer(node) for name, node in self.returning.items()}
+        self.answers = {name: _own_value(node, node.body[-1].value) for name, node in self.returning.items()}  # type: ignore[attr-defined]
 
     def lookup(self, text: str) -> ast.expr | None:
         """Return what a variable was last bound to, or what a function without arguments returns, as far as is seen."""
@@ -85,19 +86,12 @@ class _Walker:
             return fields[0].shown if fields else None
         return self.answers.get(text[5:]) if text.startswith("self.") else None
 
-    def block(  # noqa: PLR0917
-        self,
-        body: list[ast.stmt],
-        scope: Scope,
-        loops: tuple[ast.stmt, ...],
-        branches: tuple[Branch, ...],
-        withs: tuple[ast.With | ast.AsyncWith, ...],
-        tries: tuple[ast.stmt, ...],
-    ) -> None:
+    def block(self, body: list[ast.stmt], around: Place) -> None:
         """Read statements in order; what follows ``if rank != 0: return`` runs on the main rank only."""
+        branches = around.branches
         for index, stmt in enumerate(body):
-            self.scope = scope
-            place = Place(stmt, body, index, scope, loops, branches, withs, tries)
+            self.scope = around.scope
+            place = Place(stmt, body, index, around.scope, around.loops, branches, around.withs, around.tries)
             kind = type(stmt)
             if kind is ast.Expr:
                 self.scan(stmt.value, place)  # type: ignore[attr-defined]
@@ -116,42 +110,39 @@ class _Walker:
 
     def compound(self, stmt: ast.stmt, place: Place) -> None:
         """Read the rarer kinds of statements."""
-        inside = (place.scope, place.loops, place.branches, place.withs, place.tries)
         if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef):
             self.function(stmt, place)
         elif isinstance(stmt, ast.ClassDef):
             for part in (*stmt.decorator_list, *stmt.bases):
                 self.scan(part, place)
-            self.block(stmt.body, self.open(stmt.name, stmt, place), (), place.branches, (), ())
-        elif isinstance(stmt, ast.For | ast.AsyncFor):
-            self.scan(stmt.iter, place)
-            self.bind(stmt.target, None, place)
-            self.block(stmt.body, place.scope, (*place.loops, stmt), place.branches, place.withs, place.tries)
-            self.block(stmt.orelse, *inside)
-        elif isinstance(stmt, ast.While):
-            self.scan(stmt.test, place)
-            self.block(stmt.body, place.scope, (*place.loops, stmt), place.branches, place.withs, place.tries)
-            self.block(stmt.orelse, *inside)
+            self.block(stmt.body, replace(self.open(stmt, place), branches=place.branches))
+        elif isinstance(stmt, ast.For | ast.AsyncFor | ast.While):
+            self.scan(stmt.test if isinstance(stmt, ast.While) else stmt.iter, place)
+            if not isinstance(stmt, ast.While):
+                self.bind(stmt.target, None, place)
+            self.block(stmt.body, replace(place, loops=(*place.loops, stmt)))
+            self.block(stmt.orelse, place)
         elif isinstance(stmt, ast.With | ast.AsyncWith):
             for item in stmt.items:
                 self.scan(item.context_expr, place)
                 if item.optional_vars is not None:
                     self.bind(item.optional_vars, item.context_expr, place)
-            self.block(stmt.body, place.scope, place.loops, place.branches, (*place.withs, stmt), place.tries)
+            self.block(stmt.body, replace(place, withs=(*place.withs, stmt)))
         elif isinstance(stmt, ast.Try | ast.TryStar):
-            tries = (*place.tries, stmt)
+            inside = replace(place, tries=(*place.tries, stmt))
             for body in (stmt.body, *(handler.body for handler in stmt.handlers), stmt.orelse, stmt.finalbody):
-                self.block(body, place.scope, place.loops, place.branches, place.withs, tries)
+                self.block(body, inside)
         elif isinstance(stmt, ast.Match):
             self.scan(stmt.subject, place)
-            self.cases(stmt, place)
+            for case in stmt.cases:
+                self.block(case.body, place)
         else:
             self.simple(stmt, place)
 
     def simple(self, stmt: ast.stmt, place: Place) -> None:
         """Read a statement without a body."""
         if isinstance(stmt, _ENDS):
-            self.module.exits.append(Exit(stmt, place))
+            place.scope.exits.append(place)
         if isinstance(stmt, ast.AnnAssign | ast.AugAssign):
             self.bind(stmt.target, stmt.value if isinstance(stmt, ast.AnnAssign) else None, place)
         for part in ast.iter_child_nodes(stmt):
@@ -162,22 +153,15 @@ class _Walker:
         """Read an ``if``; return the branches that hold behind it."""
         self.scan(stmt.test, place)
         side = side_of(stmt.test, self.lookup)
-        away = _away(stmt.test, side)
         then = Branch(stmt.test, True, side, stmt)
-        other = Branch(stmt.test, False, away, stmt)
+        other = Branch(stmt.test, False, _away(stmt.test, side), stmt)
         self.module.branches.append(then)
-        rest = (place.scope, place.loops)
-        self.block(stmt.body, *rest, (*place.branches, then), place.withs, place.tries)
+        self.block(stmt.body, replace(place, branches=(*place.branches, then)))
         if stmt.orelse:
-            self.block(stmt.orelse, *rest, (*place.branches, other), place.withs, place.tries)
+            self.block(stmt.orelse, replace(place, branches=(*place.branches, other)))
         elif _ends(stmt.body) and not isinstance(stmt.body[-1], ast.Raise):
             return (*place.branches, other)
         return place.branches
-
-    def cases(self, stmt: ast.Match, place: Place) -> None:
-        """Read the cases of a ``match``."""
-        for case in stmt.cases:
-            self.block(case.body, place.scope, place.loops, place.branches, place.withs, place.tries)
 
     def function(self, stmt: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         """Read a function; a decorator may keep it to the main rank."""
@@ -185,26 +169,21 @@ class _Walker:
             self.scan(part, place)
         args = stmt.args
         names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg) if arg]
-        scope = self.open(stmt.name, stmt, place, tuple(names))
-        branches: tuple[Branch, ...] = ()
+        start = self.open(stmt, place, tuple(names))
         for decorator in stmt.decorator_list:
             text = text_of(decorator.func if isinstance(decorator, ast.Call) else decorator).lower()
-            if any(word in text for word in _ONLY_MAIN) or is_main_word(text.rpartition(".")[2]):
-                branches = (Branch(decorator, True, "main", stmt),)
-        self.block(stmt.body, scope, (), branches, (), ())
+            if any(word in text for word in _ONLY_MAIN) or is_main_word(last(text)):
+                start.branches = (Branch(decorator, True, "main", stmt),)
+        self.block(stmt.body, start)
 
     def open(
-        self,
-        name: str,
-        node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-        place: Place,
-        params: tuple[str, ...] = (),
-    ) -> Scope:
-        """Open a scope inside the one that is read."""
-        scope = Scope(name, node, place.scope, place, params)
+        self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, place: Place, params: tuple[str, ...] = ()
+    ) -> Place:
+        """Open a scope inside the one that is read; return its start."""
+        scope = Scope(node.name, node, place.scope, place, params)
         self.module.scopes.append(scope)
-        place.scope.functions[name] = scope
-        return scope
+        place.scope.functions[node.name] = scope
+        return scope.start
 
     def bind(self, target: ast.expr, value: ast.expr | None, place: Place) -> None:
         """Note what a target is bound to; names of tuples are bound one by one where both sides show them."""
@@ -219,7 +198,6 @@ class _Walker:
             return
         if isinstance(target, ast.Subscript):
             self.scan(target, place)
-            return
         if not isinstance(target, ast.Name | ast.Attribute):
             return
         text = text_of(target)
@@ -228,30 +206,25 @@ class _Walker:
         self.module.bindings.append(found)
         if "." in text:
             self.module.fields.setdefault(text, []).append(found)
-        if isinstance(value, ast.Call) and isinstance(target, ast.Name):
-            self.alias(target.id, value)
+        if not isinstance(target, ast.Name) or text in self.module.imports.bound:
+            return
         # an alias at the top of the file is as good as an import
-        if place.scope.parent is None and isinstance(value, ast.Attribute) and isinstance(target, ast.Name):
+        if place.scope.parent is None and isinstance(value, ast.Attribute):
             name = self.module.imports.resolve(text_of(value))
-            if name is not None and text not in self.module.imports.bound:
+            if name is not None:
                 self.module.imports.bind(text, name)
-
-    def alias(self, text: str, value: ast.Call) -> None:
-        """Note ``Loader = partial(DataLoader, num_workers=4)``: a name for a call that has some of its arguments."""
-        if last(text_of(value.func)) == "partial" and len(value.args) == 1:
+        # so is `Loader = partial(DataLoader, num_workers=4)`, which has some of the arguments
+        elif isinstance(value, ast.Call) and called(value) == "partial" and len(value.args) == 1:
             name = self.module.imports.resolve(text_of(value.args[0]))
-            if name is not None and name.startswith("torch.") and text not in self.module.imports.bound:
+            if name is not None and name.startswith("torch."):
                 self.module.imports.bind(text, name)
                 self.module.partials[text] = value.keywords
 
     def given(self, value: ast.expr) -> list[ast.expr | None]:
         """Return what a tuple of targets gets from a function of this file."""
-        if isinstance(value, ast.Call) and last(text_of(value.func)) in self.returning:
-            node = self.returning[last(text_of(value.func))]
-            end = node.body[-1]
-            parts = end.value.elts if isinstance(end, ast.Return) and isinstance(end.value, ast.Tuple) else []
-            return [_own_value(node, part) for part in parts]
-        return []
+        node = self.returning.get(called(value))
+        parts = getattr(node.body[-1].value, "elts", []) if node is not None else []  # type: ignore[attr-defined]
+        return [_own_value(node, part) for part in parts]  # type: ignore[arg-type]
 
     def choice(self, node: ast.IfExp | ast.BoolOp, place: Place) -> bool:
         """Read ``save() if rank == 0 else None`` and ``rank == 0 and save()``; False where no rank decides."""
@@ -267,11 +240,7 @@ class _Walker:
             taken = isinstance(node.op, ast.And)
             parts = [(part, taken, side if taken else away) for part in node.values[1:]]
         for part, taken, of in parts:
-            branches = (*place.branches, Branch(test, taken, of, place.stmt))
-            inside = Place(
-                place.stmt, place.block, place.index, place.scope, place.loops, branches, place.withs, place.tries
-            )
-            self.scan(part, inside)
+            self.scan(part, replace(place, branches=(*place.branches, Branch(test, taken, of, place.stmt))))
         return True
 
     def scan(self, root: ast.expr, place: Place) -> None:
@@ -301,12 +270,8 @@ class _Walker:
             else:
                 if kind is ast.NamedExpr:
                     self.bind(node.target, node.value, place)  # type: ignore[attr-defined]
-                if kind is ast.Subscript:
-                    base = node.value  # type: ignore[attr-defined]
-                    if (type(base) is ast.Attribute and base.attr == "environ") or (
-                        type(base) is ast.Name and base.id == "environ"
-                    ):
-                        module.environment.append((node, place))  # type: ignore[arg-type]
+                if kind is ast.Subscript and text_of(node.value).endswith("environ"):  # type: ignore[attr-defined]
+                    module.environment.append((node, place))  # type: ignore[arg-type]
                 for name in node._fields:
                     value = getattr(node, name)
                     if isinstance(value, list):
@@ -315,14 +280,7 @@ class _Walker:
                         stack.append(value)
 
 
-def _answer(node: ast.FunctionDef) -> ast.expr | None:
-    """Return what a function returns at its end, a variable of its own by its value."""
-    end = node.body[-1]
-    assert isinstance(end, ast.Return)
-    return None if end.value is None else _own_value(node, end.value)
-
-
-def _own_value(node: ast.FunctionDef, part: ast.expr) -> ast.expr:
+def _own_value(node: ast.FunctionDef, part: ast.expr | None) -> ast.expr | None:
     """Return the value of a variable that a function binds itself; of several the first that is no constant."""
     if not isinstance(part, ast.Name):
         return part

@@ -9,21 +9,12 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import is_const
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Scope
-from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.record import Hit, Rule
 
 _TOKENS = re.compile(r"token|vocab|ignore_index|input_ids|\bids\b|\.view\(-1|\.reshape\(-1|\.flatten\(0", re.IGNORECASE)
 
 
-def _steps(module: Module) -> Iterator[Scope]:
-    """Yield the functions that are given to a Trainer or an ExactStep."""
-    for call in module.named("rankwise.Trainer", "rankwise.train.Trainer", "rankwise.train.ExactStep"):
-        given = call.argument("step", 2)
-        if isinstance(given, ast.Name) and given.id in module.top.functions:
-            yield module.top.functions[given.id]
-
-
-@rule(
+@Rule(
     "RW701", "scalar-token-loss", "error", "medium",
     message="a mean over tokens is returned as a bare scalar: return (sum of the losses, number of tokens)",
     why="A scalar is taken as the mean over this rank's *samples*. Ranks have different numbers of tokens, and a mean of means is "
@@ -55,25 +46,23 @@ def main(model, optimizer):
 )  # fmt: skip
 def scalar_token_loss(module: Module) -> Iterator[Hit]:
     """A step that returns cross_entropy of flattened tokens, reduced to their mean."""
-    for scope in _steps(module):
-        for exit_ in module.exits:
-            if exit_.place.scope is not scope or not isinstance(exit_.node, ast.Return) or exit_.node.value is None:
-                continue
-            value = exit_.node.value
-            if isinstance(value, ast.Tuple) and len(value.elts) == 2 and isinstance(value.elts[1], ast.Dict):
-                value = value.elts[0]
-            made = module.value(value, scope)
+    for call in module.named("rankwise.Trainer", "rankwise.train.Trainer", "rankwise.train.ExactStep"):
+        step = call.argument("step", 2)
+        scope = module.top.functions.get(step.id) if isinstance(step, ast.Name) else None
+        for value in [] if scope is None else scope.returned:
+            paired = isinstance(value, ast.Tuple) and len(value.elts) == 2 and isinstance(value.elts[1], ast.Dict)
+            made = module.value(value.elts[0] if paired else value, scope)  # type: ignore[attr-defined,arg-type]
             if not isinstance(made, ast.Call) or not text_of(made.func).endswith(("cross_entropy", "nll_loss")):
                 continue
             reduction = next((word.value for word in made.keywords if word.arg == "reduction"), None)
             if (reduction is None or is_const(reduction, "mean")) and _TOKENS.search(ast.unparse(made)):
-                yield Hit(exit_.node.value)
+                yield Hit(value)
 
 
 _LOADERS = ("SampleLoader", "DatasetLoader", "Pipeline", "OrderedLoader")
 
 
-@rule(
+@Rule(
     "RW702", "step-without-mark-done", "error", "medium",
     message="the loader's position is saved, but no step is marked done: after a restart it begins the epoch anew",
     why="A position counts what was trained, not what was read. loader.mark_done(batch.resume) after optimizer.step() moves it; "
@@ -106,12 +95,12 @@ def step_without_mark_done(module: Module) -> Iterator[Hit]:
     if not module.imports.uses("rankwise") or module.has_call("mark_done", "fit"):
         return
     for binding in module.bindings:
-        made = module.name_of(binding.value.func) if isinstance(binding.value, ast.Call) else ""
+        made = module.made_by(binding.value)
         if not made.startswith("rankwise.data.") or not made.endswith(_LOADERS):
             continue
         for call in module.methods("state_dict", "Replicated"):
             args = [text_of(arg) for arg in call.node.args if isinstance(arg, ast.Name | ast.Attribute)]
-            saved = call.base == binding.text if call.method == "state_dict" else binding.text in args
+            saved = binding.text in ([call.base] if call.method == "state_dict" else args)
             looped = any(
                 isinstance(loop, ast.For) and re.search(rf"\b{re.escape(binding.text)}\b", ast.unparse(loop.iter))
                 for found in module.calls
@@ -126,6 +115,7 @@ _WORLD = frozenset(
     "barrier broadcast gather all_gather reduce all_reduce broadcast_object from_main gather_object all_gather_object "
     "raise_together subgroup".split()
 )
+_WORLDS = {"rankwise.bind", "rankwise.World.current", "rankwise.world.bind"}
 _EVERYONE = {
     "rankwise.metrics.reduce",
     "rankwise.train.evaluate",
@@ -135,7 +125,7 @@ _EVERYONE = {
 }
 
 
-@rule(
+@Rule(
     "RW703", "collective-under-is-main", "error", "high",
     message="{name} is for every rank, and runs on the main rank only: the others go on without it",
     why="All ranks must make the call; rankwise raises on every rank that finds another one at its place.",
@@ -160,23 +150,15 @@ def collective_under_is_main(module: Module) -> Iterator[Hit]:
     """A collective of a World, a reduction, an evaluation, fit or save under `if world.is_main`."""
     if not module.imports.uses("rankwise"):
         return
-    made: dict[str, str] = {}
-    for binding in module.bindings:
-        if isinstance(binding.value, ast.Call):
-            made[binding.text] = module.name_of(binding.value.func)
+    made = {found.text: module.made_by(found.value) for found in module.bindings if isinstance(found.value, ast.Call)}
     for call in module.calls:
         if not call.place.side:
             continue
         owner = made.get(call.base, "")
-        world = owner in {"rankwise.bind", "rankwise.World.current", "rankwise.world.bind"} or call.base in {
-            "world",
-            "self.world",
-        }
+        world = call.base in {"world", "self.world"} or owner in _WORLDS
         joint = (world and call.method in _WORLD) or call.name in _EVERYONE
         joint |= owner in {"rankwise.Trainer", "rankwise.train.Trainer"} and call.method == "fit"
-        joint |= owner in {"rankwise.Checkpointer", "rankwise.checkpoint.Checkpointer"} and call.method in {
-            "save",
-            "restore",
-        }
+        kept = owner in {"rankwise.Checkpointer", "rankwise.checkpoint.Checkpointer"}
+        joint |= kept and call.method in {"save", "restore"}
         if joint:
             yield Hit(call.node, {"name": call.text})

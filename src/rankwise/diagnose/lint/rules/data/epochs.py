@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
+    HELD_OUT,
     LOADER,
     SAMPLER,
     has_framework,
@@ -14,15 +15,13 @@ from rankwise.diagnose.lint.analysis.facts import (
     is_fixed,
     loops_around,
     loops_that_train,
-    names_in,
 )
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import called, last, names_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope
 from rankwise.diagnose.lint.analysis.shares import gone_through
 from rankwise.diagnose.lint.analysis.values import names_of
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.lint.rules.data.data import HELD_OUT
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
 # what has an epoch of its own, and tells no sampler
 _OF_DATA = re.compile(
@@ -42,20 +41,9 @@ def _epoch_name(module: Module, loop: ast.stmt) -> str | None:
     bound = [found.value for found in module.bindings if isinstance(loop.iter, ast.Name) and found.text == loop.iter.id]
     counts = bound[-1] if bound and bound[-1] is not None else loop.iter
     counts = counts.body if isinstance(counts, ast.IfExp) else counts
-    counted = isinstance(counts, ast.Call) and last(text_of(counts.func)) in {"range", "trange", "count", "tqdm"}
+    counted = called(counts) in {"range", "trange", "count", "tqdm"}
     epochs = "epoch" in target.id.lower() or (counted and "epoch" in ast.unparse(counts).lower())
     return target.id if epochs else None
-
-
-def _samplers(module: Module) -> Iterator[tuple[Call, Binding | None]]:
-    """Yield the DistributedSamplers that shuffle, with the variable each is bound to."""
-    for call in module.named(SAMPLER):
-        if call.is_open or not _shuffles(module, call.argument("shuffle", 3), call.place.scope):
-            continue
-        bound = next(
-            (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value)), None
-        )
-        yield call, bound
 
 
 def _shuffles(module: Module, node: ast.expr | None, scope: Scope) -> bool:
@@ -73,17 +61,11 @@ def _shuffles(module: Module, node: ast.expr | None, scope: Scope) -> bool:
     return isinstance(node, ast.Name | ast.Attribute) and re.search(r"(^|_)train", last(text_of(node))) is not None
 
 
-@rule(
-    "RW103",
-    "missing-set-epoch",
-    "warning",
-    "high",
+@Rule(
+    "RW103", "missing-set-epoch", "warning", "high",
     message="the sampler is never told the epoch: every epoch has the same order",
     why="DistributedSampler shuffles by (seed, epoch); without set_epoch(epoch) the epoch stays 0, and so does the order.",
-    wrong="""
-import torch
-from torch.utils.data.distributed import DistributedSampler
-
+    wrong="from torch.utils.data.distributed import DistributedSampler\n" + HEAD + """
 def train(dataset, model, criterion, optimizer):
     sampler = DistributedSampler(dataset)
     loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
@@ -92,10 +74,7 @@ def train(dataset, model, criterion, optimizer):
             criterion(model(x), y).backward()
             optimizer.step()
 """,
-    right="""
-import torch
-from torch.utils.data.distributed import DistributedSampler
-
+    right="from torch.utils.data.distributed import DistributedSampler\n" + HEAD + """
 def train(dataset, model, criterion, optimizer):
     sampler = DistributedSampler(dataset)
     loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
@@ -107,7 +86,7 @@ def train(dataset, model, criterion, optimizer):
 """,
     ignore="there is one epoch only, or the same order is wanted.",
     fix="safe",
-)
+)  # fmt: skip
 def missing_set_epoch(module: Module) -> Iterator[Hit]:
     """A shuffling sampler, a loop over epochs in the same file, and nothing that could tell it the epoch."""
     calls = [call for call in module.methods("set_epoch") if not _OF_DATA.search(last(call.base))]
@@ -122,9 +101,12 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
     here = bool(loops) or _goes_on_for_ever(module)
-    for call, bound in _samplers(module):
-        if not here and not _is_trained_outside(module, call):
+    for call in module.named(SAMPLER):
+        shuffles = not call.is_open and _shuffles(module, call.argument("shuffle", 3), call.place.scope)
+        if not shuffles or not (here or _is_trained_outside(module, call)):
             continue
+        found = (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value))
+        bound = next(found, None)
         name = "" if bound is None else last(bound.text)
         data = call.argument("dataset", 0)
         if HELD_OUT.search(name) or (data is not None and HELD_OUT.search(ast.unparse(data))):
@@ -165,7 +147,7 @@ def _tells_the_start(module: Module, call: Call) -> bool:
 def _sets_epochs(module: Module) -> bool:
     """Whether a library that tells samplers the epoch, or may, is imported; these do not."""
     others = ("deepspeed", "horovod", "ray", "smdistributed", "torch_xla")
-    return has_framework(module) and not any(module.imports.uses(name) for name in others)
+    return has_framework(module) and not module.imports.uses(*others)
 
 
 def _epoch_loops(module: Module) -> list[ast.stmt]:
@@ -190,7 +172,7 @@ _ENDLESS = re.compile(r"(^|_)(inf|infinite|endless|forever|cycle)(_|$)|^(Infinit
 
 def _goes_on_for_ever(module: Module) -> bool:
     """Whether a loader for training is given to what begins it again at its end: `next(batches)` has no epoch."""
-    loaders = {last(found.text) for found in module.bindings if _makes_loader(module, found.value)}
+    loaders = {last(found.text) for found in module.bindings if module.made_by(found.value) == LOADER}
     loaders = {name for name in loaders if not HELD_OUT.search(name)}
     endless = (call for call in module.calls if _ENDLESS.search(call.method))
     given = {name for call in endless for part in call.node.args[:1] for name in names_in(part)}
@@ -200,14 +182,10 @@ def _goes_on_for_ever(module: Module) -> bool:
 def _repeats(module: Module, loop: ast.stmt, outer: ast.stmt) -> bool:
     """Whether a `while`, or a loop over plain numbers, whatever they are called, goes through a loader again and again."""
     counts = outer.iter if isinstance(outer, ast.For) else None
-    counted = isinstance(counts, ast.Call) and last(text_of(counts.func)) in {"range", "trange"}
-    if not (counted or isinstance(outer, ast.While)) or not isinstance(loop, ast.For):
+    repeats = isinstance(outer, ast.While) or called(counts) in {"range", "trange"}
+    if not repeats or not isinstance(loop, ast.For):
         return False
     return any(names_of(module, call) & gone_through(module, loop) for call in module.named(LOADER))
-
-
-def _makes_loader(module: Module, value: ast.expr | None) -> bool:
-    return isinstance(value, ast.Call) and module.name_of(value.func) == LOADER
 
 
 def _runs_once(loop: ast.stmt) -> bool:
@@ -225,8 +203,8 @@ def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.stmt])
         if inside and epoch and isinstance(loop, ast.For) and position(loop) > position(bound.value):
             first = loop.body[0]
             at = module.offset(first.lineno, 0)
-            indent = " " * first.col_offset
-            if module.source[at : module.span(first)[0]].strip():
+            indent = module.source[at : module.span(first)[0]]
+            if indent.strip():
                 return None
             text = f"{indent}{bound.text}.set_epoch({epoch})\n"
             return Fix(f"call {bound.text}.set_epoch({epoch})", (Edit(at, at, text),))

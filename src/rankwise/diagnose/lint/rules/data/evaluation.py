@@ -6,19 +6,19 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import names_in, runs_on_several
+from rankwise.diagnose.lint.analysis.facts import runs_on_several
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import called, last, names_in, text_of, texts_in
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 from rankwise.diagnose.lint.analysis.shares import evaluations, is_of_share, is_reduction, reduces
-from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.record import Hit, Rule
 
 _METER = re.compile(r"(Avg|Average|Averager|RunningAverage|Running|Loss|Acc)_?(Meter|Averager)?s?", re.IGNORECASE)
 _TIMES = re.compile(r"time|elapsed|duration|latenc|speed|fps|memory", re.IGNORECASE)
 _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|score|top1", re.IGNORECASE)
 
 
-@rule(
+@Rule(
     "RW314", "evaluation-of-share", "warning", "medium",
     message="{what} is that of this rank's share of the data, and is taken for that of all",
     why="Each rank evaluates its own part. What one of them prints, or decides by, depends on the number of ranks and leaves most "
@@ -100,10 +100,10 @@ def _results(module: Module, loop: ast.For, scope: Scope) -> Iterator[ast.expr]:
             counted.add(last(text_of(part.target)))
             if isinstance(part.value, ast.BinOp) and _is_read_as_mean(part.target, part.value, loop, scope):
                 yield part.value
-        elif isinstance(part, ast.Call) and last(text_of(part.func)) in {"append", "extend", "update"}:
-            listed.add(text_of(part.func)[: -len(last(text_of(part.func))) - 1])
+        elif isinstance(part, ast.Call) and called(part) in {"append", "extend", "update"}:
+            listed.add(text_of(part.func).rpartition(".")[0])
     end = loop.end_lineno or loop.lineno
-    for binding in (found for bound in scope.bindings.values() for found in bound):
+    for binding in scope.bound:
         source = binding.value.generators[0].iter if isinstance(binding.value, ast.ListComp) else None
         if source is not None and source.lineno > end and text_of(source) in listed:
             listed.add(binding.text)
@@ -148,53 +148,45 @@ def _is_sum(node: ast.expr, by: ast.expr, listed: set[str]) -> bool:
     """Whether it is ``sum(losses)`` of a list that a loop fills, divided by its length or by a number of losses."""
     if not isinstance(node, ast.Call) or text_of(node.func) not in {"sum", "np.sum"} or not node.args:
         return False
-    whole = text_of(node.args[0]) in listed and ast.unparse(by) == f"len({ast.unparse(node.args[0])})"
-    return whole or _takes(node, listed)
+    text, whole = text_of(node.args[0]), ast.unparse(node.args[0])
+    return text in listed and (ast.unparse(by) == f"len({whole})" or _COUNTS.search(text) is not None)
 
 
 def _made_of(scope: Scope, listed: set[str], end: int) -> set[str]:
     """Return the lists that a loop fills, and what is computed from them behind it."""
     found = set(listed)
-    bound = [each for listed in scope.bindings.values() for each in listed if each.place.stmt.lineno > end]
+    bound = [each for each in scope.bound if each.place.stmt.lineno > end]
     for binding in sorted(bound, key=lambda each: position(each.place.stmt)):
-        if binding.value is not None and _texts(binding.value) & found:
+        if texts_in(binding.value) & found:
             found.add(binding.text)
     return found
 
 
-def _texts(node: ast.expr) -> set[str]:
-    return {text_of(part) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)}
-
-
 def _is_mean(node: ast.Call, derived: set[str]) -> bool:
     """Whether it is one number, ``np.mean(losses)`` or ``torch.cat(hits).float().mean()``, of what a loop has put into lists."""
-    if last(text_of(node.func)) not in {"mean", "nanmean", "average", "fmean"} or node.keywords:
+    if called(node) not in {"mean", "nanmean", "average", "fmean"} or node.keywords:
         return False
     inner = node.func.value if isinstance(node.func, ast.Attribute) and not node.args else None
     inner = inner or (node.args[0] if len(node.args) == 1 and not isinstance(node.args[0], ast.Constant) else None)
     # each rank may tell how long it took
-    return inner is not None and any(not _TIMES.search(text) for text in _texts(inner) & derived)
+    return inner is not None and any(not _TIMES.search(text) for text in texts_in(inner) & derived)
 
 
 def _is_score(module: Module, node: ast.Call, listed: set[str]) -> bool:
     """Whether scikit-learn is given the labels and the answers that a loop has put into lists."""
     names = [names_in(part) & {last(text) for text in listed} for part in node.args[:2]]
-    return module.name_of(node.func).startswith("sklearn.metrics.") and len(names) == 2 and all(names)
-
-
-def _takes(node: ast.Call, listed: set[str]) -> bool:
-    return bool(node.args) and text_of(node.args[0]) in listed and _COUNTS.search(text_of(node.args[0])) is not None
+    return module.made_by(node).startswith("sklearn.metrics.") and len(names) == 2 and all(names)
 
 
 def _is_meter(module: Module, text: str, scope: Scope) -> bool:
     """Whether a name is a meter that adds up on one rank, as far as is seen."""
     bound = list(module.bindings_of(text, scope))
-    made = [found.shown or getattr(found.place.stmt, "value", None) for found in bound]
+    made = [found.seen or found.made for found in bound]
     makers = [text_of(value.func) for value in made if isinstance(value, ast.Call)]
     if not made or len(makers) < len(made) or not all(_METER.fullmatch(last(text)) for text in makers):
         return False
-    owners = [module.top.functions.get(text) for text in makers]
-    return not any(reduces(module, method) for owner in owners if owner for method in owner.functions.values())
+    owners = (module.top.functions[text] for text in makers if text in module.top.functions)
+    return not any(reduces(module, method) for owner in owners for method in owner.functions.values())
 
 
 def _reduced_by_callers(module: Module, scope: Scope, depth: int = 2) -> bool:
@@ -208,14 +200,14 @@ def _reduced_by_callers(module: Module, scope: Scope, depth: int = 2) -> bool:
 def _reduced_behind(module: Module, call: Call, scope: Scope, depth: int = 2) -> bool:
     """Whether the function that calls an evaluation, or its own caller, may add up what it gets."""
     outer, stmt = call.place.scope, call.place.stmt
-    targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target] if hasattr(stmt, "target") else []
+    targets: list[ast.expr | None] = [*call.place.targets, getattr(stmt, "target", None)]
     names = {name for target in targets for name in names_in(target)} - {"self"}
     names |= {last(text) for text in scope.bindings if text.startswith("self.")}
     for _ in range(3):
-        made = (found for listed in outer.bindings.values() for found in listed)
-        names |= {last(found.text) for found in made if names_in(getattr(found.place.stmt, "value", None)) & names}
-    returns = (exit_.node for exit_ in module.exits if exit_.place.scope is outer)
-    handed_on = any(call.node in ast.walk(node) or names_in(node) & names for node in returns)
+        names |= {
+            last(found.text) for found in outer.bound if names_in(getattr(found.place.stmt, "value", None)) & names
+        }
+    handed_on = any(call.node in ast.walk(value) or names_in(value) & names for value in outer.returned)
     if depth and handed_on and module.callers(outer) and _reduced_by_callers(module, outer, depth - 1):
         return True
     behind = [found for found in outer.calls if position(found.node) > position(call.node)]

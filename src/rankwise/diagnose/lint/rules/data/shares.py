@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.effects import has_rank, same_on_all
 from rankwise.diagnose.lint.analysis.facts import (
+    GROUP,
+    HELD_OUT,
     LOADER,
     SAMPLER,
     effective_side,
@@ -15,20 +17,18 @@ from rankwise.diagnose.lint.analysis.facts import (
     is_before_ranks,
     is_const,
     is_distributed,
-    names_in,
     runs_on_several,
 )
-from rankwise.diagnose.lint.analysis.guards import LOCAL_RANK_NAMES, is_local_rank
+from rankwise.diagnose.lint.analysis.guards import is_local_rank
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.names import last, names_in, nodes_in, text_of
+from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.analysis.shares import is_shared
 from rankwise.diagnose.lint.analysis.values import names_of
 from rankwise.diagnose.lint.analysis.wrapped import wraps
-from rankwise.diagnose.lint.record import Hit, rule
-from rankwise.diagnose.lint.rules.data.data import HELD_OUT, stream_of
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
+from rankwise.diagnose.lint.rules.data.data import stream_of
 
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _SHARES = re.compile(
     r"rank|world|replica|num_proc|process_(index|count)|split_by_node|nodesplitter|shard_?(id|index|idx|num)|num_?shards|"
     r"\bshard\(|jax\.|dist\.get",
@@ -36,27 +36,18 @@ _SHARES = re.compile(
 )
 
 
-@rule(
-    "RW104",
-    "unseeded-split",
-    "warning",
-    "medium",
+@Rule(
+    "RW104", "unseeded-split", "warning", "medium",
     message="each rank draws a split of its own: samples held out on one rank are trained on by another",
     why="random_split without a generator uses the process's global generator, which differs between ranks unless all "
     "were seeded alike before.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def main(dataset):
     dist.init_process_group("nccl")
     train, val = torch.utils.data.random_split(dataset, [900, 100])
     return train, val
 """,
-    right="""
-import torch
-import torch.distributed as dist
-
+    right=HEAD + """
 def main(dataset):
     dist.init_process_group("nccl")
     generator = torch.Generator().manual_seed(0)
@@ -64,7 +55,7 @@ def main(dataset):
     return train, val
 """,
     ignore="the ranks were seeded alike by something that this file does not show.",
-)
+)  # fmt: skip
 def unseeded_split(module: Module) -> Iterator[Hit]:
     """random_split without generator, or scikit-learn's, and no seed before it; or one that holds the rank."""
     lightning = runs_on_several(module)
@@ -78,9 +69,8 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
         return
     seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
     # what a function seeds by what it is given is told by its calls
-    told = {
-        seed: module.callers(seed.place.scope) for seed in seeds if names_in(seed.node) & set(seed.place.scope.params)
-    }
+    given = (seed for seed in seeds if names_in(seed.node) & set(seed.place.scope.params))
+    told = {seed: module.callers(seed.place.scope) for seed in given}
     seeds = [each for seed in seeds for each in told.get(seed) or [seed]]
     for call in calls:
         if call.argument("generator", 2) is not None and call.method == "random_split":
@@ -92,20 +82,20 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
         drawn, shuffled = call.argument("random_state"), call.argument("shuffle")  # of scikit-learn
         if (drawn is not None and not is_const(drawn, None)) or is_const(shuffled, False):
             continue
-        before = [
+        others = (
             seed
             for seed in seeds
-            if position(seed.node) < position(call.node) or seed.place.scope is not call.place.scope
-        ]
-        if not any(same_on_all(module, seed) for seed in before):
+            if seed.place.scope is not call.place.scope or position(seed.node) < position(call.node)
+        )
+        if not any(same_on_all(module, seed) for seed in others):
             yield Hit(call.node.func)
 
 
-@rule(
+@Rule(
     "RW106", "iterable-unsharded", "warning", "medium",
     message="{name} yields the same samples on every rank: an IterableDataset has no sampler",
     why="DataLoader cannot split a stream. The data set itself must leave out what belongs to other ranks (and workers).",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 class Lines(torch.utils.data.IterableDataset):
     def __init__(self, path):
         self.path = path
@@ -117,7 +107,7 @@ def main(net, path):
     model = DDP(net)
     return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
 """,
-    right="import itertools\n" + _HEAD + """
+    right="import itertools\n" + HEAD + """
 class Lines(torch.utils.data.IterableDataset):
     def __init__(self, path):
         self.path = path
@@ -148,7 +138,7 @@ def iterable_unsharded(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func, {"name": module.text(made.func)})
 
 
-@rule(
+@Rule(
     "RW107", "local-rank-shard", "warning", "medium",
     message="data are shared out by the rank on the node ({text}): every node reads the same",
     why="The local rank starts from 0 on each node. Shares need the global rank.",
@@ -172,72 +162,73 @@ def my_files(files):
 )  # fmt: skip
 def local_rank_shard(module: Module) -> Iterator[Hit]:
     """files[local_rank::world_size], islice(..., local_rank, None, world_size), shard(index=local_rank)."""
-    nodes: list[tuple[ast.AST, Scope]] = [(each.value, each.place.scope) for each in module.bindings if each.value]
-    nodes += [(each.node, each.place.scope) for each in module.exits]
-    tests = {branch: call.place.scope for call in module.calls for branch in call.place.branches}
-    nodes += [(branch.test, scope) for branch, scope in tests.items()]
-    nodes += [(exit_.place.branches[-1].test, exit_.place.scope) for exit_ in module.exits if exit_.place.branches]
-    for node, scope in nodes if "world" in module.source.lower() else ():  # each share is one of so many
-        for part in ast.walk(node):
-            if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
-                yield from _share(module, part.lower, part.step, scope)
-            elif (
-                isinstance(part, ast.Slice)
-                and isinstance(part.lower, ast.BinOp)
-                and isinstance(part.lower.op, ast.Mult)
-            ):
-                for index, size in ((part.lower.left, part.lower.right), (part.lower.right, part.lower.left)):
-                    yield from _share(module, index, size, scope)  # files[rank * share:(rank + 1) * share]
-            elif (
-                isinstance(part, ast.keyword)
-                and isinstance(part.value, ast.BinOp)
-                and isinstance(part.value.op, ast.Mult)
-            ):
-                for index, size in ((part.value.left, part.value.right), (part.value.right, part.value.left)):
-                    if isinstance(size, ast.BinOp) and isinstance(size.op, ast.FloorDiv):
-                        yield from _share(module, index, size, scope)  # skip=rank * (number // world_size)
-            elif isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.NotEq):
-                for index, size in ((part.left, part.comparators[0]), (part.comparators[0], part.left)):
-                    if isinstance(size, ast.BinOp) and isinstance(size.op, ast.Mod):  # number % world_size == rank
-                        yield from _share(module, index, size.right, scope)
-    for call in module.methods("islice"):
-        if len(call.node.args) == 4:
-            yield from _share(module, call.node.args[1], call.node.args[3], call.place.scope)
+    source = module.source.lower()
+    # each share is one of so many, and its number starts from 0 on each node
+    if "world" not in source or not re.search("local|gpu_id|rank.{0,9}%", source):
+        return
+    exits = [place for scope in module.scopes for place in scope.exits]
+    nodes: dict[ast.AST, Scope] = {each.value: each.place.scope for each in module.bindings if each.value}
+    nodes |= {place.stmt: place.scope for place in exits}
+    places = (*(call.place for call in module.calls), *exits)
+    nodes |= {branch.test: place.scope for place in places for branch in place.branches}
+    found = [(*pair, scope) for node, scope in nodes.items() for part in nodes_in(node) for pair in _pairs(part)]
+    slices = (call for call in module.methods("islice") if len(call.node.args) == 4)
+    found += [(call.node.args[1], call.node.args[3], call.place.scope) for call in slices]
     # where the rank is the local one and an offset, also Loader(path, rank=local_rank, num_replicas=world_size)
-    ranks = (call.argument("rank", 4) for call in module.named("torch.distributed.init_process_group"))
+    ranks = (call.argument("rank", 4) for call in module.named(GROUP))
     offset = any(isinstance(rank, ast.BinOp) and isinstance(rank.op, ast.Add) for rank in ranks)
     for call in module.calls if offset else module.methods("shard", "split_dataset_by_node"):
-        number = call.keyword("index") or call.keyword("rank")
-        sizes = ("num_shards", "world_size", "num_replicas", "num_replica")
-        count = next((word for word in map(call.keyword, sizes) if word is not None), None)
+        number = call.argument("index") or call.argument("rank")
+        sizes = map(call.argument, ("num_shards", "world_size", "num_replicas", "num_replica"))
+        count = next((size for size in sizes if size is not None), None)
         if number is not None and count is not None and re.search("load|data|shard", call.method, re.IGNORECASE):
-            yield from _share(module, number.value, count.value, call.place.scope)
+            found.append((number, count, call.place.scope))
+    for index, size, scope in found:
+        if _is_local_share(module, index, size, scope):
+            yield Hit(index, {"text": module.text(index)})
 
 
-def _share(module: Module, index: ast.expr, size: ast.expr, scope: Scope) -> Iterator[Hit]:
+def _pairs(part: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what may be the index of a share, and the number or the size of shares."""
+    match part:
+        case ast.Slice(lower=ast.expr() as index, step=ast.expr() as size):  # files[rank::world_size]
+            yield index, size
+        case ast.Slice(lower=ast.BinOp(one, ast.Mult(), other)):  # files[rank * share:(rank + 1) * share]
+            yield from ((one, other), (other, one))
+        case ast.keyword(value=ast.BinOp(one, ast.Mult(), other)):  # skip=rank * (number // world_size)
+            for index, size in ((one, other), (other, one)):
+                if isinstance(size, ast.BinOp) and isinstance(size.op, ast.FloorDiv):
+                    yield index, size
+        case ast.Compare(one, [ast.Eq() | ast.NotEq()], [other]):  # number % world_size == rank
+            for index, size in ((one, other), (other, one)):
+                if isinstance(size, ast.BinOp) and isinstance(size.op, ast.Mod):
+                    yield index, size.right
+
+
+def _is_local_share(module: Module, index: ast.expr, size: ast.expr, scope: Scope) -> bool:
+    """Whether the rank on the node counts shares of all ranks."""
     lookup = module.lookup(scope)
-    groups = (call.argument("rank", 4) for call in module.named("torch.distributed.init_process_group"))
+    groups = (call.argument("rank", 4) for call in module.named(GROUP))
     if any(rank is not None and ast.dump(rank) == ast.dump(index) for rank in groups):
-        return  # what the group counts by is the rank of all nodes
+        return False  # what the group counts by is the rank of all nodes
     sized = ast.unparse(size)
     for _ in range(2):  # n = get_world_size(), share = len(files) // n
         found = (lookup(text_of(part)) for part in ast.walk(size) if isinstance(part, ast.Name))
         size = ast.Tuple([value for value in found if value is not None], ast.Load())
         sized += ast.unparse(size)
-    if is_local_rank(index, lookup) and re.search("world", sized, re.IGNORECASE) and "local" not in sized.lower():
-        yield Hit(index, {"text": module.text(index)})
+    return is_local_rank(index, lookup) and "world" in sized.lower() and "local" not in sized.lower()
 
 
-@rule(
+@Rule(
     "RW109", "workers-per-rank", "warning", "medium",
     message="each rank starts a loader worker for every core of the machine: divide by the ranks on it",
     why="Eight ranks on 64 cores start 512 workers, which fight for the cores and fill the memory.",
-    wrong="import os\n" + _HEAD + """
+    wrong="import os\n" + HEAD + """
 def make_loader(net, dataset, sampler):
     model = DDP(net)
     return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=os.cpu_count())
 """,
-    right="import os\n" + _HEAD + """
+    right="import os\n" + HEAD + """
 def make_loader(net, dataset, sampler):
     model = DDP(net)
     workers = os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -276,7 +267,7 @@ def _counts_cores(module: Module, node: ast.expr | None) -> bool:
 _ACCELERATED = "import torch\nfrom accelerate import Accelerator\n"
 
 
-@rule(
+@Rule(
     "RW117", "sharded-twice", "warning", "medium",
     message="{name} has a DistributedSampler, and {text} shards it once more: each rank reads a share of its share",
     why="Accelerate takes a loader for one that reads all samples, and gives each rank every world_size-th of its batches, "
@@ -301,7 +292,7 @@ def sharded_twice(module: Module) -> Iterator[Hit]:
     """A loader with a DistributedSampler, and no other of its name, is given to prepare() of an Accelerator."""
     if not module.imports.uses("accelerate") or "already_sharded" in module.source:
         return
-    made = [call for call in module.named(LOADER) if SAMPLER in module.by_name]
+    made = list(module.named(LOADER)) if SAMPLER in module.by_name else []
     for call in module.methods("prepare", "prepare_data_loader"):
         for part in call.node.args if re.search(r"accelerat|^acc$", last(call.base), re.IGNORECASE) else ():
             name = last(text_of(part)) if isinstance(part, ast.Name | ast.Attribute) else ""
@@ -310,16 +301,16 @@ def sharded_twice(module: Module) -> Iterator[Hit]:
                 yield Hit(part, {"name": name or "this loader", "text": call.text})
 
 
-@rule(
+@Rule(
     "RW110", "eval-padding", "info", "medium",
     message="DistributedSampler repeats samples so that all ranks have as many: the evaluation counts them twice",
     why="The set is padded to a multiple of the world size. Numbers depend on the number of ranks.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def make_loader(val_set):
     sampler = torch.utils.data.distributed.DistributedSampler(val_set, shuffle=False)
     return torch.utils.data.DataLoader(val_set, sampler=sampler)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def make_loader(val_set):
     mine = torch.utils.data.Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
     return torch.utils.data.DataLoader(mine)
@@ -334,16 +325,16 @@ def eval_padding(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func)
 
 
-@rule(
+@Rule(
     "RW111", "same-seed-everywhere", "info", "medium",
     message="all ranks draw the same random numbers: dropout and augmentation are equal on all of them",
     why="DDP makes the parameters equal by itself. Add the rank to the seed once the model is built.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def main(net):
     torch.manual_seed(0)
     return DDP(net)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def main(net):
     torch.manual_seed(dist.get_rank())
     return DDP(net)
@@ -353,28 +344,20 @@ def main(net):
 def same_seed_everywhere(module: Module) -> Iterator[Hit]:
     """manual_seed without the rank in a file that wraps."""
     calls = list(module.named("torch.manual_seed"))
-    if wraps(module) and calls and not any(_ranked(call) for call in calls):
+    if wraps(module) and calls and all(same_on_all(module, call) for call in calls):
         yield Hit(calls[0].node)
 
 
-def _ranked(call: Call) -> bool:
-    return any("rank" in name.lower() or name in LOCAL_RANK_NAMES for name in names_in(call.node))
-
-
-@rule(
+@Rule(
     "RW112", "nonblocking-unpinned", "info", "medium",
     message="non_blocking=True copies no faster from memory that is not pinned: pin_memory=True in the DataLoader",
     why="Only a copy from pinned memory overlaps with the GPU's work.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def train(model, dataset, device):
     for x in torch.utils.data.DataLoader(dataset):
         model(x.to(device, non_blocking=True)).sum().backward()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def train(model, dataset, device):
     for x in torch.utils.data.DataLoader(dataset, pin_memory=True):
         model(x.to(device, non_blocking=True)).sum().backward()
@@ -384,11 +367,8 @@ def train(model, dataset, device):
 def nonblocking_unpinned(module: Module) -> Iterator[Hit]:
     """non_blocking=True, loaders in the same file, no word of pinning."""
     loaders = list(module.named(LOADER))
-    if (
-        not loaders
-        or any(call.is_open or call.keyword("pin_memory") for call in loaders)
-        or module.has_call("pin_memory")
-    ):
+    pinned = module.has_call("pin_memory") or any(call.is_open or call.keyword("pin_memory") for call in loaders)
+    if pinned or not loaders:
         return
     for call in module.methods("to", "cuda"):
         word = call.keyword("non_blocking")

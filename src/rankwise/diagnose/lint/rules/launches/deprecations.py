@@ -7,11 +7,11 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed, uses_cuda
+from rankwise.diagnose.lint.analysis.facts import GROUP, has_framework, is_const, is_distributed, uses_cuda
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
 _BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xccl")
@@ -28,26 +28,19 @@ _OLD_API = {
 }
 
 
-@rule(
+@Rule(
     "RW604", "local-rank-argparse", "warning", "high",
     message="torchrun passes no --local_rank: read LOCAL_RANK from the environment",
     why="Only the deprecated torch.distributed.launch passed the option. Under torchrun it keeps its default on every rank, and "
     "all of them take the same GPU.",
-    wrong="""
-import argparse
-import torch
-
+    wrong="import argparse\n" + HEAD + """
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=0)
 args = parser.parse_args()
 torch.cuda.set_device(args.local_rank)
 torch.distributed.init_process_group("nccl")
 """,
-    right="""
-import argparse
-import os
-import torch
-
+    right="import argparse\nimport os\n" + HEAD + """
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
 args = parser.parse_args()
@@ -63,7 +56,7 @@ def local_rank_argparse(module: Module) -> Iterator[Hit]:
     alone = (is_distributed(module) or _hands_it_on(module)) and not has_framework(module) and uses_cuda(module)
     if not alone and ("accelerate.Accelerator" not in module.by_name or module.imports.uses("deepspeed")):
         return
-    if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
+    if "LOCAL_RANK" in module.texts or module.has_call("spawn", "start_processes"):
         return
     options = {
         str(first.value).replace("_", "-"): (first, call)
@@ -71,10 +64,8 @@ def local_rank_argparse(module: Module) -> Iterator[Hit]:
         if call.node.args and isinstance(first := call.node.args[0], ast.Constant)
     }
     # whoever has to give the rank on the command line starts each rank by hand, without torchrun
-    by_hand = options.get("--rank")
-    if "--local-rank" in options and not (
-        by_hand and (word := by_hand[1].keyword("required")) and is_const(word.value, True)
-    ):
+    by_hand = "--rank" in options and is_const(options["--rank"][1].argument("required"), True)
+    if "--local-rank" in options and not by_hand:
         yield Hit(options["--local-rank"][0])
 
 
@@ -82,7 +73,7 @@ def _hands_it_on(module: Module) -> bool:
     """Whether a file that imports torch.distributed gives the option, and never all options, to what starts the group."""
     group = any(name.startswith("torch.distributed") for name in module.imports.bound.values())
     calls = module.calls if group and module.has_call("set_device") and module.has_call("add_argument") else ()
-    parts = [part for call in calls for part in (*call.node.args, *(word.value for word in call.node.keywords))]
+    parts = [part for call in calls for part in call.given]
     options = {text_of(part.value) for part in parts if isinstance(part, ast.Attribute) and part.attr == "local_rank"}
     return bool(options) and not options & set(map(text_of, parts))
 
@@ -102,17 +93,6 @@ def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
             yield Hit(place, {"old": place.text, "new": "torchrun"})
 
 
-def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
-    """Yield the backends that are written down, each with what to write instead if torch knows none of that name."""
-    for call in module.named("torch.distributed.init_process_group", "torch.distributed.new_group"):
-        start = call.method == "init_process_group"
-        given = module.value(call.argument("backend", 0 if start else 2), call.place.scope)
-        if isinstance(given, ast.Name) and given.id in call.place.scope.params:
-            given = call.place.scope.default(given.id)
-        if isinstance(given, ast.Constant) and isinstance(given.value, str):
-            yield given, _other_backend(given.value)
-
-
 def _other_backend(text: str) -> str | None:
     """Return the backend that was meant where none is called so; a name that resembles none may be a plugin's."""
     for part in text.lower().split(","):
@@ -125,7 +105,7 @@ def _other_backend(text: str) -> str | None:
     return None
 
 
-@rule(
+@Rule(
     "RW605", "deprecated-dist-api", "warning", "high",
     message="{old} is deprecated or gone: {new}",
     why="torch.distributed.launch warns, and sets no LOCAL_RANK option for new scripts; the others were removed or renamed.",
@@ -140,9 +120,13 @@ def deprecated_dist_api(module: Module) -> Iterator[Hit]:
     for old, new in _OLD_API.items():
         for call in module.named(old):
             yield Hit(call.node.func, {"old": old, "new": new})
-    for written, backend in _backends(module):
-        if backend is not None:
-            yield Hit(written, {"old": f"the backend {written.value!r}", "new": backend})
+    for call in module.named(GROUP, "torch.distributed.new_group"):
+        given = module.value(call.argument("backend", 0 if call.name == GROUP else 2), call.place.scope)
+        if isinstance(given, ast.Name) and given.id in call.place.scope.params:
+            given = call.place.scope.default(given.id)
+        text = given.value if isinstance(given, ast.Constant) else None
+        if isinstance(text, str) and given is not None and (backend := _other_backend(text)):
+            yield Hit(given, {"old": f"the backend {text!r}", "new": backend})
     if "reduce_op" in module.attributes:  # dist.reduce_op.SUM is no call
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and module.name_of(node) == "torch.distributed.reduce_op":
@@ -156,7 +140,7 @@ _ARCHIVED = {
 }
 
 
-@rule(
+@Rule(
     "RW216", "deprecated-library", "warning", "high",
     message="{name} is no longer kept up: {instead} does this in PyTorch",
     why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
@@ -166,7 +150,10 @@ _ARCHIVED = {
 )  # fmt: skip
 def deprecated_library(module: Module) -> Iterator[Hit]:
     """An import, unless it stands in a `try` that imports something else where the library is missing; or a call."""
-    guarded = {id(part) for node in module.tree.body if _has_fallback(node) for part in ast.walk(node)}
+    tries = [node for node in module.tree.body if isinstance(node, ast.Try)]
+    handled = {node: [stmt for handler in node.handlers for stmt in handler.body] for node in tries}
+    fallbacks = (node for node in tries if any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled[node]))
+    guarded = {id(part) for node in fallbacks for part in ast.walk(node)}
     for name, alias, stmt in module.imports.nodes:
         for old, instead in _ARCHIVED.items():
             if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
@@ -176,8 +163,3 @@ def deprecated_library(module: Module) -> Iterator[Hit]:
         whole = [stmt for name, _, stmt in module.imports.nodes if name == old.partition(".")[0]]
         if used is not None and whole and not any(id(stmt) in guarded for stmt in whole) and "." in old:
             yield Hit(used.node.func, {"name": old, "instead": instead})
-
-
-def _has_fallback(node: ast.stmt) -> bool:
-    handled = [stmt for handler in node.handlers for stmt in handler.body] if isinstance(node, ast.Try) else []
-    return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)

@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import environment_reads, environment_writes
+from rankwise.diagnose.lint.analysis.facts import GROUP, environment_writes
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.launchers import launcher, shown, tasks_per_node
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, Rule
 from rankwise.diagnose.variables import PREFIXES, RENAMED, check_variable_name
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
@@ -45,7 +45,7 @@ def _shown_port(file: LaunchFile, text: str) -> tuple[str, LaunchPlace | None]:
     return port.rpartition(":")[2], None if setting is None else setting.place
 
 
-@rule(
+@Rule(
     "RW601", "invalid-port", "error", "high",
     message="there is no port {port}: ports go to 65535",
     why="The rendezvous cannot listen on it; the job fails when it starts.",
@@ -84,7 +84,7 @@ def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | N
         yield "NCCL_DEBUG_FILE knows %h (host) and %p (process), not %r: all ranks write one file", None
 
 
-@rule(
+@Rule(
     "RW602", "nccl-env", "error", "high",
     message="{text}",
     why="A name that nothing reads does nothing, silently. NCCL_TIMEOUT is the classic: the time limit of collectives is the "
@@ -114,8 +114,8 @@ def _of_children(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr]]:
         if not isinstance(name, str) or not name.startswith(PREFIXES):
             continue
         stmt = place.stmt
-        if isinstance(stmt, ast.Assign) and any(isinstance(t, ast.Subscript) and t.slice is node for t in stmt.targets):
-            yield name, node, stmt.value
+        if any(isinstance(target, ast.Subscript) and target.slice is node for target in place.targets):
+            yield name, node, stmt.value  # type: ignore[attr-defined]
         for table in ast.walk(stmt if not hasattr(stmt, "body") else getattr(stmt, "iter", stmt)):
             for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
                 if key is node and isinstance(value, ast.Constant) and _SETS.fullmatch(str(value.value)):
@@ -132,7 +132,7 @@ def _tuning_in_lines(file: LaunchFile) -> Iterator[Hit]:
             yield Hit(setting.place, {"name": setting.name})
 
 
-@rule(
+@Rule(
     "RW603", "nccl-tuning-left-in", "info", "medium",
     message="{name} was set for one machine or one bug: is it still needed?",
     why="NCCL chooses by the hardware that it finds. Switches that were left in cost bandwidth elsewhere.",
@@ -148,7 +148,7 @@ def nccl_tuning_left_in(module: Module) -> Iterator[Hit]:
             yield Hit(node, {"name": name})
 
 
-@rule(
+@Rule(
     "RW606", "env-without-default", "info", "medium",
     message="without a launcher {name} is not set: KeyError under plain `python`",
     why="A script that also runs as `python train.py` can be debugged. One process is rank 0 of 1.",
@@ -159,16 +159,17 @@ def nccl_tuning_left_in(module: Module) -> Iterator[Hit]:
 )  # fmt: skip
 def env_without_default(module: Module) -> Iterator[Hit]:
     """os.environ["RANK"] and the like."""
-    for name, node, place, default in environment_reads(module):
+    for node, place in module.environment:
+        name = str(node.slice.value) if isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Constant) else ""
         usual = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.get(name)
         choice = isinstance(place.stmt, ast.Assign) and isinstance(place.stmt.value, ast.IfExp)
-        if default or choice or usual is None or place.branches or place.tries or not isinstance(node, ast.Subscript):
+        if choice or usual is None or place.branches or place.tries:
             continue
         start, end = module.span(node.value)[1], module.span(node)[1]
         yield Hit(node, {"name": name}, Fix("give a default", (Edit(start, end, f'.get("{name}", "{usual}")'),)))
 
 
-@rule(
+@Rule(
     "RW607", "hardcoded-rendezvous", "info", "medium",
     message="the rendezvous is fixed in the script: {name}",
     why="Two jobs on one machine collide, and the script runs on this machine only. Launchers set it.",
@@ -187,7 +188,7 @@ def hardcoded_rendezvous(module: Module) -> Iterator[Hit]:
             yield Hit(node, {"name": name})
 
 
-@rule(
+@Rule(
     "RW608", "visible-devices-in-script", "info", "medium",
     message="CUDA_VISIBLE_DEVICES is set in the script: launchers and schedulers choose the GPUs",
     why="It hides GPUs that the scheduler gave, works only before CUDA is initialised, and dates from nn.DataParallel.",
@@ -202,7 +203,7 @@ def visible_devices_in_script(module: Module) -> Iterator[Hit]:
             yield Hit(node)
 
 
-@rule(
+@Rule(
     "RW609", "missing-destroy", "info", "medium",
     message="the process group is never destroyed: NCCL warns at exit",
     why="Threads of the group outlive the work, and some versions hang at exit.",
@@ -212,12 +213,12 @@ def visible_devices_in_script(module: Module) -> Iterator[Hit]:
 )  # fmt: skip
 def missing_destroy(module: Module) -> Iterator[Hit]:
     """init_process_group without its counterpart in the file."""
-    calls = list(module.named("torch.distributed.init_process_group"))
+    calls = list(module.named(GROUP))
     if calls and not module.has_call("destroy_process_group"):
         yield Hit(calls[0].node.func)
 
 
-@rule(
+@Rule(
     "RW610", "node-rank-guess", "info", "medium",
     message="the node is guessed from the rank and the number of GPUs here: GROUP_RANK says it",
     why="Nodes may have different numbers of GPUs or ranks.",
@@ -247,7 +248,7 @@ def _twice_in_lines(file: LaunchFile) -> Iterator[Hit]:
             yield Hit(command.words[start], {"name": command.words[start].text, "number": str(tasks)})
 
 
-rule(
+Rule(
     "RW612", "launch-twice", "error", "medium",
     message="srun starts {name} {number} times on each node, and each of them starts ranks: one task per node",
     why="torchrun starts the ranks of a node itself. With several tasks per node several launchers fight for one port and GPU.",

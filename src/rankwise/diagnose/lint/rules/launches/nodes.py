@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import environment_writes
+from rankwise.diagnose.lint.analysis.facts import GROUP, environment_writes
 from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.launchers import (
     job_nodes,
@@ -20,7 +20,7 @@ from rankwise.diagnose.lint.analysis.launchers import (
 )
 from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.scopes import Scope
-from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.record import Hit, Rule
 
 _LOOPBACK = re.compile(r"(tcp://)?(localhost|127\.0\.0\.1|0\.0\.0\.0|\[?::1\]?)(:.*)?")
 
@@ -54,7 +54,7 @@ def _node_ranks_in_lines(file: LaunchFile) -> Iterator[Hit]:
                 yield Hit(word, {"what": "the value of", "text": match[1], "of": "tasks"})
 
 
-rule(
+Rule(
     "RW617", "same-node-rank", "error", "medium",
     message="srun hands this on to all {of}, and each of them takes {what} {text} as it stands here: all are the same",
     why="The shell of the batch script replaces variables before srun starts anything, and there SLURM_NODEID and SLURM_PROCID "
@@ -102,7 +102,7 @@ def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
     return re.search(r"COUNT|NUM|NNODES|SIZE", name[1], re.IGNORECASE) is not None
 
 
-@rule(
+@Rule(
     "RW618", "loopback-for-nodes", "error", "medium",
     message="{text} is this machine itself: on the other nodes nobody listens there, and they never meet",
     why="The address of the rendezvous has to be one that all nodes can reach: the name of the first node.",
@@ -114,7 +114,7 @@ def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
 )  # fmt: skip
 def loopback_for_nodes(module: Module) -> Iterator[Hit]:
     """A loopback address in a file that counts its rank over several nodes."""
-    calls = list(module.named("torch.distributed.init_process_group"))
+    calls = list(module.named(GROUP))
     if not any(_counts_nodes(module, call.argument("rank", 4), call.place.scope) for call in calls):
         return
     for name, _, value, place in environment_writes(module):
@@ -158,7 +158,7 @@ _ASKED = re.compile(r"\$\([^()]*\)|`[^`]*`")  # HEAD=$(srun --ntasks=1 hostname)
 _SPREADS = re.compile(r"(?<![\w-])(srun|mpirun|mpiexec|pdsh|ssh|clush|parallel|ibrun|jsrun|sbatch|ray)\b")
 
 
-rule(
+Rule(
     "RW621", "launcher-on-first-node", "error", "medium",
     message="{what} runs on the first of its {number} nodes only: start the launcher on each of them by srun",
     why="Slurm gives a job all its nodes and runs the script on the first one. The launcher there waits for the others, which "
@@ -205,7 +205,7 @@ def _is_on_each_node(file: LaunchFile, command: Command) -> bool:
     return command.find("srun") == 0 and not alone and not one and (not nodes.isdecimal() or int(nodes) > 1)
 
 
-rule(
+Rule(
     "RW613", "no-rendezvous", "error", "medium",
     message="{number} nodes and no address where they meet: give --nnodes, and --rdzv-endpoint host:port",
     why="Without an address every node waits for the others on itself; without --nnodes each trains alone.",

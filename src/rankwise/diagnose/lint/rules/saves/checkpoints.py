@@ -9,26 +9,32 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.effects import is_alike, is_on_all, missing_file, runs_ranks, starts_ranks, writes
 from rankwise.diagnose.lint.analysis.facts import effective_side, has_framework, is_distributed
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import text_of
+from rankwise.diagnose.lint.analysis.names import called, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
-from rankwise.diagnose.lint.analysis.wrapped import known_parallel, known_shards, known_wraps, sees, wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.analysis.wrapped import (
+    known_parallel,
+    known_prepared,
+    known_shards,
+    known_wraps,
+    sees,
+    unmoved,
+    wraps,
+)
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
-
-@rule(
+@Rule(
     "RW501", "save-on-all-ranks", "warning", "medium",
     message="every rank writes this file: save on one rank only",
     why="Ranks write the same path at the same time. The file may be torn, and a shared file system gets world_size times the "
     "load.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def main(net, path):
     dist.init_process_group("nccl")
     model = DDP(net)
     torch.save(model.module.state_dict(), path)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def main(net, path):
     dist.init_process_group("nccl")
     model = DDP(net)
@@ -68,24 +74,24 @@ def _overridden(module: Module) -> Iterator[Call]:
         return
     for call, _ in writes(module):
         owner = call.place.scope.owner
-        bases = owner.node.bases if owner is not None and isinstance(owner.node, ast.ClassDef) else ()
+        bases = owner.bases if owner is not None else []
         own = any(re.fullmatch(r"transformers\.(\w+\.)*\w*Trainer", module.name_of(base)) for base in bases)
         if own and call.place.scope.name == "save_model" and not _ASKED.search(ast.unparse(call.place.scope.node)):
             yield call
 
 
-@rule(
+@Rule(
     "RW502", "save-whole-module", "warning", "high",
     message="torch.save of the model {name} itself pickles its classes, and DDP where it is wrapped: save its state_dict",
     why="The file loads only where the same classes, a process group and the same code exist; torch.load refuses it by default "
     "since 2.6 (weights_only).",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def save(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:
         torch.save(model, path)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def save(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:
@@ -96,27 +102,18 @@ def save(net, path):
 def save_whole_module(module: Module) -> Iterator[Hit]:
     """torch.save(model) of what DDP returned or holds, or of another module of a file that uses several GPUs."""
     names = {wrap.text for wrap in known_wraps(module)}
-    if names or module.named("torch.nn.DataParallel"):
+    if names or module.has_named("torch.nn.DataParallel"):
         # a move whose value is dropped is one of a module: a tensor's gives a copy
-        names |= {
-            call.base
-            for call in module.methods("to", "cuda", "cpu")
-            if isinstance(call.place.stmt, ast.Expr) and call.place.stmt.value is call.node
-        }
+        names |= {call.base for call in module.methods("to", "cuda", "cpu") if call.is_alone}
     # what was taken out of the wrap: `net = model.module if hasattr(model, "module") else model`
-    names |= {binding.text for binding in module.bindings if is_distributed(module) and _is_behind(binding.value)}
-    for binding in module.bindings if module.named("torch.nn.DataParallel") else ():
-        value = binding.value
-        while (
-            isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in {"to", "cuda"}
-        ):
-            value = value.func.value
-        if isinstance(value, ast.Call) and module.name_of(value.func) == "torch.nn.DataParallel":
+    for binding in module.bindings if is_distributed(module) else ():
+        sides = (binding.value, getattr(binding.value, "body", None), getattr(binding.value, "orelse", None))
+        names |= {binding.text for side in sides if isinstance(side, ast.Attribute) and side.attr == "module"}
+    for binding in module.bindings:
+        if module.made_by(unmoved(binding.value)) == "torch.nn.DataParallel":
             names.add(binding.text)
     for call in module.named("torch.save"):
-        saved = call.argument("obj", 0)
-        if isinstance(saved, ast.Call) and isinstance(saved.func, ast.Attribute) and saved.func.attr == "cpu":
-            saved = saved.func.value
+        saved = unmoved(call.argument("obj", 0))
         if not isinstance(saved, ast.Name | ast.Attribute):
             continue
         behind = isinstance(saved, ast.Attribute) and saved.attr == "module" and bool(wraps(module))
@@ -124,23 +121,17 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
             yield Hit(saved, {"name": text_of(saved)})
 
 
-def _is_behind(value: ast.expr | None) -> bool:
-    """Whether a value is `model.module`, in every case or in one."""
-    sides = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
-    return any(isinstance(side, ast.Attribute) and side.attr == "module" for side in sides)
-
-
-@rule(
+@Rule(
     "RW503", "save-wrapped-state", "warning", "medium",
     message="the keys of {name}.state_dict() begin with 'module.': a model that is not wrapped cannot load them",
     why="DDP, as DataParallel, is a module around the model. Save model.module.state_dict(), which loads with and without the wrap.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def save(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:
         torch.save(model.state_dict(), path)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def save(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:
@@ -152,49 +143,33 @@ def save(net, path):
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
     """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
     known = [*known_wraps(module), *known_parallel(module)]
-    accelerated = "accelerate.Accelerator" in module.by_name
-    renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
-    if not (known or accelerated) or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
+    # of what Accelerate prepares nothing shows whether it is loaded back prepared
+    known += [] if module.has_call("load_state_dict") else known_prepared(module)
+    renamed = any(text.startswith("module.") for text in module.texts)
+    if not known or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
     saves: dict[ast.AST, str] = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
-    loaded: set[tuple[object, str]] = set()
+    loaded: set[tuple[Call, str]] = set()
     for call in module.methods("load_state_dict"):
         made = {wrap.made for wrap in known if wrap.text == call.base and sees(module, wrap, call)}
         path = _loaded_path(module, call)
         loaded |= {(each, path if path in saves.values() else "") for each in made}
-    yield from _prepared_states(module, saves)
     for call in module.methods("state_dict"):
         wrap = next((each for each in known if each.text == call.base and sees(module, each, call)), None)
         # `if isinstance(net, DDP): net = net.module` makes it another
-        own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
-        if any(text_of(value).endswith(".module") for value in own):
-            continue
-        if wrap is None or call.node not in saves or _is_chosen(call):
+        own = (found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None)
+        taken_out = any(text.endswith(".module") or "unwrap" in text for text in map(text_of, own))
+        if wrap is None or call.node not in saves or taken_out or _is_chosen(call):
             continue
         # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
         if not {(wrap.made, ""), (wrap.made, saves[call.node])} & loaded:
+            # wrapped in some runs only, and saved in all
+            tests = {branch.node for branch in call.place.branches}
+            chosen = any(branch.node not in tests for branch in wrap.made.place.branches)
+            prepared = wrap.made.method == "prepare"
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
-            yield Hit(call.node.func, {"name": call.base}, None if _conditional(wrap.made, call) else fix)
-
-
-def _prepared_states(module: Module, saves: dict[ast.AST, str]) -> Iterator[Hit]:
-    """Yield the states of what Accelerate's prepare() gave back, saved without unwrap_model."""
-    if "accelerate.Accelerator" not in module.by_name or module.has_call("load_state_dict"):
-        return
-    made = [call.place.stmt for call in module.methods("prepare") if isinstance(call.place.stmt, ast.Assign)]
-    texts = {text_of(part) for stmt in made for target in stmt.targets for part in getattr(target, "elts", [target])}
-    for call in module.methods("state_dict"):
-        model = re.search(r"model|net|encoder|decoder|unet|generator|critic", call.base, re.IGNORECASE)
-        own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
-        unwrapped = any("unwrap" in text_of(value) or text_of(value).endswith(".module") for value in own)
-        if call.base in texts and model and not unwrapped and call.node in saves:
-            yield Hit(call.node.func, {"name": call.base})
-
-
-def _path_text(call: Call) -> str:
-    path = call.argument("f", 1)
-    return "" if path is None else ast.unparse(path)
+            yield Hit(call.node.func, {"name": call.base}, None if chosen or prepared else fix)
 
 
 def _is_chosen(call: Call) -> bool:
@@ -210,9 +185,8 @@ def _is_chosen(call: Call) -> bool:
 def _loaded_path(module: Module, call: Call) -> str:
     """Return the path of the torch.load whose value load_state_dict gets, "" if it is not seen."""
     state = module.value(call.argument("state_dict", 0), call.place.scope)
-    loads = [part for part in ast.walk(state) if isinstance(part, ast.Call)] if state is not None else []
-    found = [ast.unparse(part.args[0]) for part in loads if module.name_of(part.func) == "torch.load" and part.args]
-    return found[0] if found else ""
+    loads = [part for part in ast.walk(state) if module.made_by(part) == "torch.load"] if state is not None else []
+    return next((ast.unparse(part.args[0]) for part in loads if part.args), "")  # type: ignore[attr-defined]
 
 
 def _all_saved(module: Module) -> Iterator[tuple[ast.AST, str]]:
@@ -220,15 +194,13 @@ def _all_saved(module: Module) -> Iterator[tuple[ast.AST, str]]:
     for call in module.named("torch.save"):
         saved = call.argument("obj", 0)
         if saved is not None:
-            yield from ((part, _path_text(call)) for part in _held(module, saved, call))
+            path = call.argument("f", 1)
+            text = "" if path is None else ast.unparse(path)
+            yield from ((part, text) for part in _held(module, saved, call))
     for call in module.calls:
-        if (
-            call.name != "torch.save"
-            and (call.method.startswith("save") or call.name == "pickle.dump")
-            and module.local_function(call) is None
-        ):
-            parts = (*call.node.args, *(word.value for word in call.node.keywords))
-            yield from ((found, "") for part in parts for found in _held(module, part, call))
+        saves = call.method.startswith("save") or call.name == "pickle.dump"
+        if saves and call.name != "torch.save" and module.local_function(call) is None:
+            yield from ((found, "") for part in call.given for found in _held(module, part, call))
 
 
 def _held(module: Module, node: ast.expr, at: Call, depth: int = 4) -> Iterator[ast.AST]:
@@ -237,10 +209,10 @@ def _held(module: Module, node: ast.expr, at: Call, depth: int = 4) -> Iterator[
     scope = at.place.scope
     for part in _values(node) if depth else ():
         if isinstance(part, ast.Call) and (target := module.local_function(Call(part, text_of(part.func), at.place))):
-            for exit_ in module.exits:
-                value = exit_.node.value if isinstance(exit_.node, ast.Return) else None
-                if exit_.place.scope is target and value is not None:
-                    yield from _held(module, value, Call(at.node, "", exit_.place), depth - 1)
+            for place in target.exits:
+                value = getattr(place.stmt, "value", None)
+                if value is not None:
+                    yield from _held(module, value, Call(at.node, "", place), depth - 1)
         if not isinstance(part, ast.Name | ast.Attribute):
             continue
         text = text_of(part)
@@ -251,7 +223,9 @@ def _held(module: Module, node: ast.expr, at: Call, depth: int = 4) -> Iterator[
         for found in shown if not text.startswith("self.") else inner:
             yield from _held(module, found.value, Call(at.node, "", found.place), depth - 1)  # type: ignore[arg-type]
         for call in scope.calls:
-            if _fills(call, text):
+            # `state["model"] = ...`, and state.update(...)
+            filled = (part.value for part in call.place.targets if isinstance(part, ast.Subscript))
+            if call.text == f"{text}.update" or text in map(text_of, filled):
                 yield from ast.walk(call.place.stmt)
         if not bound and scope.is_function and text in scope.params:
             for outer, given in module.given(scope, text):
@@ -262,30 +236,11 @@ def _held(module: Module, node: ast.expr, at: Call, depth: int = 4) -> Iterator[
 def _values(node: ast.expr) -> Iterator[ast.expr]:
     """Yield an expression, and the parts of a dict, of a list, and of what a call copies, that it is made of."""
     yield node
-    inside: list[ast.expr | None] = []
-    if isinstance(node, ast.Dict):
-        inside += node.values
-    elif isinstance(node, ast.Tuple | ast.List):
-        inside += node.elts
-    elif isinstance(node, ast.Call) and text_of(node.func) in {"dict", "copy.deepcopy", "deepcopy", "OrderedDict"}:
-        inside += [*node.args, *(word.value for word in node.keywords)]
+    inside = node.values if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+    if isinstance(node, ast.Call) and called(node) in {"dict", "deepcopy", "OrderedDict"}:
+        inside = [*node.args, *(word.value for word in node.keywords)]
     for part in inside:
-        if part is not None:
-            yield from _values(part)
-
-
-def _fills(call: Call, text: str) -> bool:
-    """Whether a call stands in ``state["model"] = ...`` or ``state.update(...)`` of a dict."""
-    stmt = call.place.stmt
-    if isinstance(stmt, ast.Assign):
-        return any(isinstance(target, ast.Subscript) and text_of(target.value) == text for target in stmt.targets)
-    return call.text == f"{text}.update"
-
-
-def _conditional(wrap: Call, call: Call) -> bool:
-    """Whether the model is wrapped in some runs only, and saved in all."""
-    tests = {branch.node for branch in call.place.branches}
-    return any(branch.node not in tests for branch in wrap.place.branches)
+        yield from _values(part)
 
 
 _GATHERS = re.compile(
@@ -293,17 +248,13 @@ _GATHERS = re.compile(
 )
 
 
-@rule(
+@Rule(
     "RW507", "shards-of-one-rank", "error", "medium",
     message="{name}.state_dict() holds the shards of this rank only, and the other ranks save nothing: the weights are lost",
     why="fully_shard leaves a part of each parameter on each rank. Gather them on all ranks first "
     "(get_model_state_dict with full_state_dict=True, save_16bit_model), or let all ranks save (torch.distributed.checkpoint, "
     "save_checkpoint).",
-    wrong="""
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
+    wrong="from torch.distributed.fsdp import fully_shard\n" + HEAD + """
 def save(net, path):
     fully_shard(net)
     if dist.get_rank() == 0:
@@ -323,10 +274,8 @@ def save(net, path):
 )  # fmt: skip
 def shards_of_one_rank(module: Module) -> Iterator[Hit]:
     """torch.save of the state of what fully_shard has sharded, on the main rank only."""
-    if _GATHERS.search(module.source):
-        return
     known = known_shards(module)
-    for save in module.named("torch.save") if known else ():
+    for save in module.named("torch.save") if known and not _GATHERS.search(module.source) else ():
         saved = save.argument("obj", 0)
         if saved is None or effective_side(module, save.place) != "main":
             continue

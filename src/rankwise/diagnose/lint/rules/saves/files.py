@@ -1,4 +1,4 @@
-"""RW316, RW506: what ranks open or read without regard to each other."""
+"""RW115, RW316, RW506: what ranks write, open or read without regard to each other."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rankwise.diagnose.lint.analysis.effects import has_rank, is_alike, is_on_all, runs_ranks
+from rankwise.diagnose.lint.analysis.effects import has_rank, is_alike, is_on_all, missing_file, runs_ranks, writes
 from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed
 from rankwise.diagnose.lint.analysis.guards import side_of
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Place
-from rankwise.diagnose.lint.record import Hit, rule
-
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-
+from rankwise.diagnose.lint.analysis.names import text_of, texts_in
+from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 _RUNS = ("wandb.init", "mlflow.start_run", "comet_ml.Experiment", "neptune.init_run", "swanlab.init", "trackio.init")
 _TOLD = ("mode", "group", "disabled", "nested", "settings", "custom_run_id", "with_id")
@@ -24,12 +21,12 @@ _NOTES = re.compile(r"add_(scalars?|images?|histogram|text|figure|hparams|video|
 _QUIET = re.compile(r"WANDB_(MODE|DISABLED)|wandb\.(setup|Settings)|offline|shared")
 
 
-@rule(
+@Rule(
     "RW316", "tracker-on-all-ranks", "warning", "medium",
     message="every rank opens a run of its own with {name}: {number} where one is meant",
     why="Each process that opens one sends its own numbers: world_size runs, or curves drawn over each other in one. Open it, and "
     "log, on the main rank.",
-    wrong="import wandb\n" + _HEAD + """
+    wrong="import wandb\n" + HEAD + """
 def main(net, batches):
     dist.init_process_group("nccl")
     wandb.init(project="scan")
@@ -37,7 +34,7 @@ def main(net, batches):
     for x in batches:
         wandb.log({"loss": model(x).mean().item()})
 """,
-    right="import wandb\n" + _HEAD + """
+    right="import wandb\n" + HEAD + """
 def main(net, batches):
     dist.init_process_group("nccl")
     rank = dist.get_rank()
@@ -69,23 +66,24 @@ def tracker_on_all_ranks(module: Module) -> Iterator[Hit]:
 
 def _is_of_all(module: Module, call: Call) -> bool:
     # a namespace of neptune for the numbers of the machine parts no runs
-    parts = [*call.node.args, *(word.value for word in call.node.keywords if word.arg != "monitoring_namespace")]
+    monitored = call.keyword("monitoring_namespace")
+    parts = [part for part in call.given if monitored is None or part is not monitored.value]
     alike = not any(has_rank(module, part, call.place.scope) for part in parts)
     return alike and is_on_all(module, call.place) and (not parts or is_alike(module, call, parts[0]))
 
 
-@rule(
+@Rule(
     "RW506", "save-without-barrier", "warning", "medium",
     message="other ranks may read {name} before the main rank has written it: put a barrier between them",
     why="Only the main rank writes. The others run ahead and find no file, or half of one.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def reload(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:
         torch.save(model.module.state_dict(), path)
     model.module.load_state_dict(torch.load(path, map_location="cpu"))
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def reload(net, path):
     model = DDP(net)
     if dist.get_rank() == 0:
@@ -99,14 +97,19 @@ def save_without_barrier(module: Module) -> Iterator[Hit]:
     """A file that the main rank alone writes and all read behind it: here, or in functions that are called here."""
     if not is_distributed(module) or has_framework(module):
         return
-    reads = [each for load, path in _reads(module) for each in _lifted(module, load, path)]
+    words = ("f", "filename", "pretrained_model_name_or_path")
+    loads = [*module.named("torch.load", "safetensors.torch.load_file"), *module.methods("from_pretrained")]
+    paths = ((call, path) for call in loads for word in words if (path := call.argument(word, 0)) is not None)
+    reads = [each for load, path in paths for each in _lifted(module, load, path)]
     found: set[Call] = set()
-    for save, path in _saves(module):
+    for save, path in writes(module):
         for wrote in _lifted(module, save, path):
-            for read in reads if "main" in {wrote.place.side, save.place.side} else ():
-                behind = read.place.scope is wrote.place.scope and position(read.at.node) > position(wrote.at.node)
-                looped = wrote.place.loops[: len(read.place.loops)] == read.place.loops
-                alone = read.place.side or read.call.place.side or read.call in found
+            for read in reads if "main" in {wrote.at.place.side, save.place.side} else ():
+                behind = read.at.place.scope is wrote.at.place.scope and position(read.at.node) > position(
+                    wrote.at.node
+                )
+                looped = wrote.at.place.loops[: len(read.at.place.loops)] == read.at.place.loops
+                alone = read.at.place.side or read.call.place.side or read.call in found
                 same = behind and looped and not alone and ast.dump(read.path) == ast.dump(wrote.path)
                 if same and not _waits_between(module, wrote, read):
                     found.add(read.call)
@@ -114,7 +117,9 @@ def save_without_barrier(module: Module) -> Iterator[Hit]:
     asking = [call for call in module.calls if call.node.keywords and call.keyword("download")]
     for call in asking:
         told = call.argument("download")
-        if told is None or call.place.side or call.place.withs or _wait_for_main(call):
+        above = (each for each in call.place.scope.calls if position(each.node) < position(call.node))
+        waited = any(each.place.side == "other" and _WAITS.search(each.method) for each in above)
+        if told is None or call.place.side or call.place.withs or waited:
             continue
         first = (each for each in asking if each.text == call.text and each.place.scope is call.place.scope)
         first = (each for each in first if each.place.side == "main" and position(each.node) < position(call.node))
@@ -135,41 +140,13 @@ class _Use:
     at: Call
     path: ast.expr
 
-    @property
-    def place(self) -> Place:
-        return self.at.place
-
-
-def _saves(module: Module) -> Iterator[tuple[Call, ast.expr]]:
-    for call, word, index in (
-        *((each, "f", 1) for each in module.named("torch.save")),
-        *((each, "filename", 1) for each in module.named("safetensors.torch.save_file")),
-        *((each, "save_directory", 0) for each in module.methods("save_pretrained")),
-    ):
-        path = call.argument(word, index)
-        if path is not None:
-            yield call, path
-
-
-def _reads(module: Module) -> Iterator[tuple[Call, ast.expr]]:
-    for call, word in (
-        *((each, "f") for each in module.named("torch.load")),
-        *((each, "filename") for each in module.named("safetensors.torch.load_file")),
-        *((each, "pretrained_model_name_or_path") for each in module.methods("from_pretrained")),
-    ):
-        path = call.argument(word, 0)
-        if path is not None:
-            yield call, path
-
 
 def _lifted(module: Module, call: Call, path: ast.expr) -> Iterator[_Use]:
     """Yield a use of a path where it stands, and where its function is called, if the path means the same there."""
     yield _Use(call, call, path)
-    parts = [part for part in ast.walk(path) if isinstance(part, ast.Name | ast.Attribute)]
-    roots = {text_of(part).partition(".")[0] for part in parts}
-    held = any(root in call.place.scope.params[1:] or root in call.place.scope.bindings for root in roots)
-    if call.place.scope.is_function and not held:
-        yield from (_Use(call, each, path) for each in module.callers(call.place.scope))
+    roots, scope = {text.partition(".")[0] for text in texts_in(path)}, call.place.scope
+    if scope.is_function and not roots & {*scope.params[1:], *scope.bindings}:
+        yield from (_Use(call, each, path) for each in module.callers(scope))
 
 
 _WAITS = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
@@ -177,19 +154,80 @@ _WAITS = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|d
 
 def _waits_between(module: Module, first: _Use, second: _Use) -> bool:
     """Whether ranks wait for each other behind a write and before a read, also in the functions that hold them."""
-    scope, last_ = first.place.scope, second.at.node
+    scope, last_ = first.at.place.scope, second.at.node
     between = [call for call in scope.calls if position(first.at.node) < position(call.node) < position(last_)]
-    between += [inner for call in between for inner in getattr(module.local_function(call), "calls", ())]
-    if first.call is not first.at:
-        own = first.call.place.scope.calls
-        between += [call for call in own if position(call.node) > position(first.call.node)]
-    if second.call is not second.at:
-        own = second.call.place.scope.calls
-        between += [call for call in own if position(call.node) < position(second.call.node)]
+    between += [inner for call in between for inner in module.inside(call)]
+    behind = first.call.place.scope.calls if first.call is not first.at else []
+    between += [call for call in behind if position(call.node) > position(first.call.node)]
+    before = second.call.place.scope.calls if second.call is not second.at else []
+    between += [call for call in before if position(call.node) < position(second.call.node)]
     return any(_WAITS.search(call.method) for call in between)
 
 
-def _wait_for_main(call: Call) -> bool:
-    """Whether the other ranks wait for the main one above a call."""
-    above = (each for each in call.place.scope.calls if position(each.node) < position(call.node))
-    return any(each.place.side == "other" and _WAITS.search(each.method) for each in above)
+_WRITES = frozenset(
+    "dump save savez savez_compressed save_to_disk to_csv to_parquet to_pickle to_json to_feather write_text "
+    "write_bytes extractall urlretrieve download_url download save_file write_table memmap".split()
+)
+_FIRST = re.compile(r"first|zero|main|master|lock|barrier", re.IGNORECASE)
+
+
+@Rule(
+    "RW115", "prepared-by-all", "warning", "medium",
+    message="every rank finds {path} missing and writes it at the same time; others read it half written",
+    why="All ranks run the same lines. Let one rank write, put a barrier behind it, and let all read.",
+    wrong=HEAD + """
+import os
+import pickle
+
+def load(path, make):
+    dist.init_process_group("nccl")
+    if not os.path.exists(path):
+        with open(path, "wb") as file:
+            pickle.dump(make(), file)
+    with open(path, "rb") as file:
+        return pickle.load(file)
+""",
+    right=HEAD + """
+import os
+import pickle
+
+def load(path, make):
+    dist.init_process_group("nccl")
+    if dist.get_rank() == 0 and not os.path.exists(path):
+        with open(path, "wb") as file:
+            pickle.dump(make(), file)
+    dist.barrier()
+    with open(path, "rb") as file:
+        return pickle.load(file)
+""",
+    ignore="the file is written whole or not at all, or was made before the job starts.",
+)  # fmt: skip
+def prepared_by_all(module: Module) -> Iterator[Hit]:
+    """`if not exists(path):` around what writes, on every rank."""
+    if not is_distributed(module):
+        return
+    for branch in module.branches:
+        missing = missing_file(branch)
+        inside = [call for call in module.calls if branch in call.place.branches] if missing is not None else []
+        found = [call for call in inside if _writes(call)]
+        if missing is None or not found or any(_FIRST.search(call.method) for call in inside):
+            continue
+        path = missing.args[0] if missing.args else missing.func
+        if is_on_all(module, found[0].place) and is_alike(module, found[0], path):
+            yield Hit(found[0].node, {"path": ast.unparse(path)})
+    loaded = {call.text for call in module.calls if call.place.side == "main"}
+    for call in module.calls:
+        if call.text in loaded or not is_const(call.argument("download"), True):
+            continue
+        alike = all("__name__" in ast.unparse(branch.test) for branch in call.place.branches)
+        if alike and is_on_all(module, call.place):
+            yield Hit(call.node, {"path": f"what {call.text} loads"})
+
+
+def _writes(call: Call) -> bool:
+    if call.method == "open":
+        mode = call.argument("mode", 1 if call.text == "open" else 0)
+        return isinstance(mode, ast.Constant) and str(mode.value)[:1] in {"w", "x"}
+    if call.method in {"save", "dump"} and not call.node.args:
+        return False
+    return call.method in _WRITES

@@ -7,33 +7,27 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import is_distributed, names_in, training_loops, uses_cuda
+from rankwise.diagnose.lint.analysis.facts import is_distributed, training_loops, training_steps, uses_cuda
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import last, names_in, receiver, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call
 from rankwise.diagnose.lint.analysis.values import is_on_cpu
 from rankwise.diagnose.lint.analysis.wrapped import known_wraps, wraps
-from rankwise.diagnose.lint.record import Hit, rule
-
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 
-@rule(
+@Rule(
     "RW305", "target-not-moved", "warning", "medium",
     message="{name} stays on the CPU while {moved} of the same batch is moved",
     why="DDP moves the inputs of forward to its device, nothing else: the loss then meets tensors of two devices.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def train(model, loader, criterion, device):
     for x, y in loader:
         x = x.to(device)
         loss = criterion(model(x), y)
         loss.backward()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def train(model, loader, criterion, device):
     for x, y in loader:
         x, y = x.to(device), y.to(device)
@@ -48,11 +42,8 @@ def target_not_moved(module: Module) -> Iterator[Hit]:
         inside = [call for call in module.calls if loop in call.place.loops]
         bound = Counter(found.text for found in module.bindings if loop in found.place.loops)
         batch, parts = _parts(module, loop, inside)
-        moved = {
-            ast.unparse(call.node.func.value)
-            for call in inside
-            if call.method in {"to", "cuda"} and isinstance(call.node.func, ast.Attribute)
-        }
+        moves = (receiver(call.node) for call in inside if call.method in {"to", "cuda"})
+        moved = {ast.unparse(node) for node in moves if node is not None}
         # a batch that is handed on may be moved as a whole
         whole = (text_of(arg) for call in inside if call.text != "len" for arg in call.node.args)
         if batch and (bound[batch] or batch in moved or batch in whole):
@@ -95,7 +86,7 @@ _VIEWS = frozenset("view reshape flatten squeeze unsqueeze contiguous long float
 def _takes_loss(module: Module, call: Call, name: str) -> bool:
     """Whether a loss takes a name as its target, or a part or a view of it."""
     made = module.value(call.node.func, call.place.scope) if isinstance(call.node.func, ast.Name) else None
-    full = module.name_of(made.func) if isinstance(made, ast.Call) else ""
+    full = module.made_by(made)
     known = re.fullmatch(r"torch\.nn\.\w+Loss", full)
     if not known and not re.search(r"criterion|loss_f|_loss$|cross_entropy|loss_fn|^loss_func", call.method):
         return False
@@ -117,20 +108,16 @@ def _is_view(node: ast.expr, name: str) -> bool:
     return True
 
 
-@rule(
+@Rule(
     "RW306", "loss-weight-device", "warning", "medium",
     message="{name}= of {loss} stays on the CPU: the loss meets tensors of two devices",
     why="A loss without tensors has no device; one with weights is a module that has to be moved, or given weights that are.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def make_loss(model, local_rank):
     model.cuda(local_rank)
     return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0]))
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def make_loss(model, local_rank):
     model.cuda(local_rank)
     return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])).cuda(local_rank)
@@ -158,24 +145,20 @@ _UNWEIGHTED = frozenset("MSELoss L1Loss SmoothL1Loss HuberLoss KLDivLoss CTCLoss
 
 def _moved_later(module: Module, call: Call) -> bool:
     """Whether the loss is moved where it is made, or by its name."""
-    if any(
-        move.method in {"to", "cuda"} and call.node in ast.walk(move.node.func) for move in module.methods("to", "cuda")
-    ):
-        return True
-    names = {last(found.text) for found in module.bindings if found.value is call.node}
-    if any(last(move.base) in names or move.base == "self" for move in module.methods("to", "cuda")):
-        return True
-    return any("self." in found.text for found in module.bindings if found.value is call.node)
+    names = {found.text for found in module.bindings if found.value is call.node}
+    known = {last(text) for text in names}
+    moves = module.methods("to", "cuda")
+    moved = any(
+        last(move.base) in known or move.base == "self" or call.node in ast.walk(move.node.func) for move in moves
+    )
+    return moved or any("self." in text for text in names)
 
 
-@rule(
+@Rule(
     "RW307", "timing-without-sync", "warning", "medium",
     message="this time is taken while the GPU still works: call torch.cuda.synchronize() before reading the clock",
     why="CUDA calls return before they are done. The clock measures how fast work was queued.",
-    wrong="""
-import time
-import torch
-
+    wrong="import time\n" + HEAD + """
 def benchmark(model, x):
     x = x.cuda()
     start = time.perf_counter()
@@ -183,10 +166,7 @@ def benchmark(model, x):
         model(x)
     return time.perf_counter() - start
 """,
-    right="""
-import time
-import torch
-
+    right="import time\n" + HEAD + """
 def benchmark(model, x):
     x = x.cuda()
     torch.cuda.synchronize()
@@ -206,33 +186,24 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
     if not uses_cuda(module):
         return
     wrapped = {wrap.text for wrap in known_wraps(module)}
-    for bodies in _training_bodies(module):
-        yield from _between_phases(module, bodies)
+    for calls in training_steps(module).values():
+        yield from _between_phases(module, calls)
     for scope in module.scopes:
         clocks = [call for call in scope.calls if call.name in _CLOCKS]
-        if not scope.is_function or not re.search(
-            r"bench|bandwidth|throughput|speed|latency|timing|measure_|time_", scope.name
-        ):
-            continue
-        works = any(
-            call.method in {"backward", "forward", "model", "step"}
-            or _runs(call)
-            or call.text.removesuffix(".module") in wrapped
-            for call in scope.calls
-        )
-        if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
+        measures = scope.is_function and _MEASURES.search(scope.name)
+        works = any(_runs(call) or call.text.removesuffix(".module") in wrapped for call in scope.calls)
+        if measures and len(clocks) >= 2 and works and not any(map(_waits, scope.calls)):
             yield Hit(clocks[-1].node)
 
 
-def _sends(call: Call) -> bool:
-    """Whether a call queues a reduction on the GPU."""
-    return call.name.startswith("torch.distributed.all_") and "object" not in call.name
-
-
 def _runs(call: Call) -> bool:
-    return _sends(call) or _MODEL.fullmatch(call.text.removeprefix("self.")) is not None
+    """Whether a call queues work on the GPU: a pass, a step or a reduction."""
+    sends = call.name.startswith("torch.distributed.all_") and "object" not in call.name
+    model = _MODEL.fullmatch(call.text.removeprefix("self.")) is not None
+    return sends or model or call.method in {"backward", "forward", "model", "step"}
 
 
+_MEASURES = re.compile(r"bench|bandwidth|throughput|speed|latency|timing|measure_|time_")
 _CLOCKS = {"time.time", "time.perf_counter", "time.monotonic", "timeit.default_timer"}
 _WAITS = frozenset("synchronize item cpu tolist numpy elapsed_time wait barrier float isnan isfinite".split())
 _CLOCK = re.compile(r"time\.(time|perf_counter|monotonic)(_ns)?|(.*\.)?current_(milli_?|micro_?)?time(_ms)?")
@@ -243,60 +214,47 @@ def _waits(call: Call) -> bool:
     return call.method in _WAITS or "sync" in call.method or call.text.lower().endswith("scaler.step")
 
 
-def _training_bodies(module: Module) -> Iterator[list[Call]]:
-    """Yield the calls of each step: of a loop with a backward pass, or of a function that is one pass of it."""
-    for loop in training_loops(module):
-        yield [call for call in module.calls if loop in call.place.loops]
-    for scope in {call.place.scope for call in module.methods("backward") if not call.place.loops}:
-        yield scope.calls
-
-
 def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
     """Readings of the clock in a step after work that was only queued; if all stand at its end, the mean is right."""
     models = {wrap.text for wrap in wraps(module)}
     found: list[Call] = []
     running, begun, phases = False, False, False
-    made = [call.place.stmt.targets for call in calls if isinstance(call.place.stmt, ast.Assign)]
-    texts = [text_of(target) for targets in {id(each): each for each in made}.values() for target in targets]
+    bound = {call.place.stmt: call.place.targets for call in calls}
+    texts = [text_of(target) for targets in bound.values() for target in targets]
     starts: list[str] = []
-    for call in sorted(calls, key=_end):
-        if _waits(call) or any(_waits(inner) for inner in getattr(module.local_function(call), "calls", ())):
+    # calls run in the order of their ends: the arguments first
+    for call in sorted(calls, key=lambda call: (call.node.end_lineno or 0, call.node.end_col_offset or 0)):
+        if _waits(call) or any(map(_waits, module.inside(call))):
             phases, running = phases or begun, False
         elif call.method in {"backward", "step"} or call.text in models or _MODEL.fullmatch(call.text):
             running, phases = True, bool(found)
         elif _CLOCK.fullmatch(call.name or call.text):
-            stmt = call.place.stmt
             if running:
                 found.append(call)
                 # what was started in this step, and is read before the step waits, leaves the waiting out
                 begun = begun or bool(starts and texts.count(starts[-1]) == 1)
-            elif isinstance(stmt, ast.Assign) and stmt.value is call.node:
-                starts.append(text_of(stmt.targets[0]))
+            elif call.targets:
+                starts.append(text_of(call.targets[0]))
     if phases and found:
         # what is bound to a name that nothing reads measures nothing
         walked = (part for part in ast.walk(found[0].place.scope.node) if isinstance(part, ast.Name))
         read = {part.id for part in walked if isinstance(part.ctx, ast.Load)}
         for call in found:
-            targets = [part.id for part in getattr(call.place.stmt, "targets", ()) if isinstance(part, ast.Name)]
+            targets = [part.id for part in call.place.targets if isinstance(part, ast.Name)]
             if not targets or read & set(targets):
                 yield Hit(call.node)
 
 
-def _end(call: Call) -> tuple[int, int]:
-    """Calls run in the order of their ends: the arguments first."""
-    return call.node.end_lineno or 0, call.node.end_col_offset or 0
-
-
-@rule(
+@Rule(
     "RW310", "local-metric", "info", "medium",
     message="a number of the main rank alone is reported as if it were that of all",
     why="Each rank has its own share of the data; its loss is the mean over that share. Reduce it first.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def report(loss):
     if dist.get_rank() == 0:
         print("loss", loss.item())
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def report(loss):
     dist.all_reduce(loss, op=dist.ReduceOp.AVG)
     if dist.get_rank() == 0:

@@ -9,33 +9,23 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.collective_calls import collective_inside, collectives
 from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
-    guard_of,
     is_const,
-    names_in,
     training_loops,
 )
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
-from rankwise.diagnose.lint.analysis.wrapped import DDP, WRAPPERS, Wrap, known_wraps, sees, wraps
-from rankwise.diagnose.lint.record import Hit, rule
-
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+from rankwise.diagnose.lint.analysis.names import called, names_in, text_of
+from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Scope
+from rankwise.diagnose.lint.analysis.wrapped import DDP, WRAPPERS, Wrap, known_sharded, known_wraps, sees, wraps
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 
 def _names_of_collectives(module: Module, nodes: list[ast.stmt]) -> list[str]:
     """Return the names of the collectives in statements, in order; functions that contain one count by their name."""
-    listed = {call.node: call.method for call in collectives(module)}
-    found = []
-    for stmt in nodes:
-        for part in ast.walk(stmt):
-            if isinstance(part, ast.Call):
-                call = module.call_of.get(part)
-                if part in listed:
-                    found.append(listed[part])
-                elif call is not None and _reached(module, call):
-                    found.append(call.text)
-    return sorted(found)
+    calls = [module.call_of[part] for stmt in nodes for part in ast.walk(stmt) if part in module.call_of]
+    listed = set(collectives(module))
+    return sorted(
+        call.method if call in listed else call.text for call in calls if call in listed or _reached(module, call)
+    )
 
 
 def _matched(module: Module, branch: Branch, call: Call) -> bool:
@@ -46,53 +36,39 @@ def _matched(module: Module, branch: Branch, call: Call) -> bool:
         if then and then == other:
             return True
     # if rank != 0: barrier() ... if rank == 0: barrier() lets the main rank go first
-    scope = call.place.scope
-    sides = {"main": 0, "other": 0}
-    for found in module.methods(call.method):
-        if found.place.scope is scope and found.place.side:
-            sides[found.place.side] += 1
-    return sides["main"] == sides["other"] > 0
+    sides = [found.place.side for found in module.methods(call.method) if found.place.scope is call.place.scope]
+    return sides.count("main") == sides.count("other") > 0
 
 
-def _subgroup_of(place: Place) -> bool:
-    """Whether the branch also asks for something that only some ranks have, a group of their own for example."""
-    return any("group" in name.lower() for branch in place.branches for name in names_in(branch.test))
-
-
-@rule(
-    "RW401",
-    "collective-in-rank-branch",
-    "error",
-    "high",
+@Rule(
+    "RW401", "collective-in-rank-branch", "error", "high",
     message="{name} runs on {ranks} only; the other ranks never join it, and the job hangs",
     why="A collective ends when all ranks of the group have called it. One inside `if rank == 0` waits for ever. Wrapping a "
     "model in DDP is one, too.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def report(loss):
     if dist.get_rank() == 0:
         dist.all_reduce(loss)
         print(loss.item())
 """,
-    right="""
-import torch
-import torch.distributed as dist
-
+    right=HEAD + """
 def report(loss):
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
         print(loss.item())
 """,
     ignore="the others call the same collective in another place that the rule does not see.",
-)
+)  # fmt: skip
 def collective_in_rank_branch(module: Module) -> Iterator[Hit]:
     """A collective, or a call of a function that always reaches one, under a test of the rank."""
     listed = set(collectives(module)) | {wrap.call for wrap in wraps(module)}
     for call in module.calls:
-        branch = guard_of(call.place)
-        if branch is None or _subgroup_of(call.place):
+        branch = call.place.guard
+        if branch is None:
+            continue
+        # a test may also ask for something that only some ranks have, a group of their own for example
+        asked = (name for each in call.place.branches for name in names_in(each.test))
+        if any("group" in name.lower() for name in asked):
             continue
         ranks = RANKS[branch.side or "main"]
         if call in listed:
@@ -116,31 +92,24 @@ def _reached(module: Module, call: Call) -> Call | None:
     return None if target is None else collective_inside(*target)
 
 
-@rule(
-    "RW404",
-    "async-result-unwaited",
-    "error",
-    "medium",
+@Rule(
+    "RW404", "async-result-unwaited", "error", "medium",
     message="{name} before the collective that fills it has ended: wait() first",
     why="async_op=True returns at once with a handle; until handle.wait() the tensor holds anything.",
-    wrong="""
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def total(value):
     handle = dist.all_reduce(value, async_op=True)
     print(value.item())
     handle.wait()
 """,
-    right="""
-import torch.distributed as dist
-
+    right=HEAD + """
 def total(value):
     handle = dist.all_reduce(value, async_op=True)
     handle.wait()
     print(value.item())
 """,
     ignore="another handle of the same stream is waited for in between.",
-)
+)  # fmt: skip
 def async_result_unwaited(module: Module) -> Iterator[Hit]:
     """The tensor of an asynchronous collective is used in the same block before anything is waited for.
 
@@ -148,14 +117,13 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
     """
     waits = module.has_call("synchronize", "wait_stream")
     for call in (*collectives(module), *module.named("torch.distributed.irecv")):
-        word = call.keyword("async_op")
-        later = call.method == "irecv" or (word is not None and is_const(word.value, True))
+        later = call.method == "irecv" or is_const(call.argument("async_op"), True)
         if not later or not call.node.args:
             continue
         tensor = call.node.args[0]
         stmt = call.place.stmt
-        if isinstance(stmt, ast.Expr) and stmt.value is call.node and call.name.startswith("torch.distributed."):
-            joined = any("coalesc" in ast.unparse(item.context_expr) for w in call.place.withs for item in w.items)
+        if call.is_alone and call.name.startswith("torch.distributed."):
+            joined = any("coalesc" in text for text in call.place.contexts)
             waited = waits or any("wait" in each.method for each in call.place.scope.calls)
             if not waited and not joined and call.method != "barrier" and isinstance(tensor, ast.Name | ast.Attribute):
                 yield Hit(call.node, {"name": f"the handle is dropped, and {text_of(tensor)} is used"})
@@ -164,19 +132,11 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
             continue
         for stmt in call.place.block[call.place.index + 1 :]:
             calls = [part for part in ast.walk(stmt) if isinstance(part, ast.Call)]
-            if any(
-                last(text_of(part.func)) in {"wait", "synchronize", "append", "extend", "add", "barrier"}
-                for part in calls
-            ):
+            if any(called(part) in {"wait", "synchronize", "append", "extend", "add", "barrier"} for part in calls):
                 break
-            used = next(
-                (
-                    part
-                    for part in ast.walk(stmt)
-                    if isinstance(part, ast.Name) and part.id == tensor.id and isinstance(part.ctx, ast.Load)
-                ),
-                stmt.target if isinstance(stmt, ast.AugAssign) and text_of(stmt.target) == tensor.id else None,
-            )
+            added = stmt.target if isinstance(stmt, ast.AugAssign) else None
+            names = (part for part in ast.walk(stmt) if isinstance(part, ast.Name) and part.id == tensor.id)
+            used = next((part for part in names if isinstance(part.ctx, ast.Load) or part is added), None)
             if used is not None and not isinstance(stmt, ast.Return | ast.For | ast.While | ast.If):
                 again = any(module.call_of.get(part) in set(collectives(module)) for part in calls)
                 if not again:
@@ -184,25 +144,18 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
                 break
 
 
-@rule(
-    "RW405",
-    "barrier-in-loop",
-    "info",
-    "medium",
+@Rule(
+    "RW405", "barrier-in-loop", "info", "medium",
     message="a barrier in every training step: backward already keeps the ranks together",
     why="It costs a round trip per step and hides which rank is slow.",
-    wrong="""
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def train(model, loader, optimizer):
     for x in loader:
         model(x).sum().backward()
         optimizer.step()
         dist.barrier()
 """,
-    right="""
-import torch.distributed as dist
-
+    right=HEAD + """
 def train(model, loader, optimizer):
     for x in loader:
         model(x).sum().backward()
@@ -210,7 +163,7 @@ def train(model, loader, optimizer):
     dist.barrier()
 """,
     ignore="it stands there to measure or to debug.",
-)
+)  # fmt: skip
 def barrier_in_loop(module: Module) -> Iterator[Hit]:
     """A barrier straight in the body of a training loop."""
     loops = training_loops(module)
@@ -219,18 +172,12 @@ def barrier_in_loop(module: Module) -> Iterator[Hit]:
             yield Hit(call.node)
 
 
-@rule(
-    "RW406",
-    "wrapped-forward-on-one-rank",
-    "warning",
-    "medium",
+@Rule(
+    "RW406", "wrapped-forward-on-one-rank", "warning", "medium",
     message="{name} is wrapped, and only {ranks} runs it: each forward pass {what}",
     why="DDP broadcasts buffers (BatchNorm statistics) in each forward pass, and FSDP gathers parameters. Both are "
     "collectives: they wait for the other ranks, or meet another collective of theirs. Of DDP use model.module.",
-    wrong="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    wrong=HEAD + """
 def train(net, loader, held_out):
     model = DDP(net)
     for x in loader:
@@ -238,10 +185,7 @@ def train(net, loader, held_out):
     if dist.get_rank() == 0:
         print(model(held_out))
 """,
-    right="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    right=HEAD + """
 def train(net, loader, held_out):
     model = DDP(net)
     for x in loader:
@@ -250,15 +194,13 @@ def train(net, loader, held_out):
         print(model.module(held_out))
 """,
     ignore="the model has no buffers, or forward_sync_buffers=False was given.",
-)
+)  # fmt: skip
 def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
     """A wrapped model is called under a test of the rank: by one of its names, or in a function that is called there."""
-    for wrap in known_wraps(module, sharded=True):
-        buffers = wrap.made.keyword("broadcast_buffers")
-        if buffers is not None and is_const(buffers.value, False):
-            continue
+    for wrap in (*known_wraps(module), *known_sharded(module)):
         ddp = wrap.made.name in WRAPPERS
-        if ddp and _is_without_buffers(module, wrap):
+        told = is_const(wrap.made.argument("broadcast_buffers"), False)
+        if told or (ddp and _is_without_buffers(module, wrap)):
             continue
         what = "broadcasts its buffers" if ddp else "gathers its parameters from all ranks"
         for call in module.calls:
@@ -268,13 +210,13 @@ def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
 
 def _is_without_buffers(module: Module, wrap: Wrap) -> bool:
     """Whether the wrapped model is of a class of this file whose layers are torch's own, and none of them has buffers."""
-    made = next((each for each in known_wraps(module, sharded=True) if each.call is wrap.made), wrap)
+    made = next((each for each in known_wraps(module) if each.call is wrap.made), wrap)
     for found in module.bindings_of(made.inner, made.place.scope) if made.inner else ():
         parts = (part for part in ast.walk(found.value or found.place.stmt) if isinstance(part, ast.Call))
         known = (module.top.functions.get(text_of(part.func)) for part in parts if not part.args)
         owner = next((each for each in known if each is not None), None)
-        start = owner.functions.get("__init__") if owner is not None and isinstance(owner.node, ast.ClassDef) else None
-        if start is not None and [module.name_of(base) for base in owner.node.bases] == ["torch.nn.Module"]:  # type: ignore[union-attr]
+        start = owner.functions.get("__init__") if owner is not None else None
+        if start is not None and [module.name_of(base) for base in owner.bases] == ["torch.nn.Module"]:  # type: ignore[union-attr]
             layers = [call for call in start.calls if not call.text.startswith("super")]
             return all(call.name.startswith("torch.nn.") and "Norm" not in call.method for call in layers)
     return False
@@ -290,14 +232,10 @@ def _runs(module: Module, call: Call, wrap: Wrap, depth: int = 2) -> bool:
         return True
     inside = target.calls if target is not None and depth else ()
     return any(
-        inner.place.side is None and not _trains(inner) and _runs(module, inner, wrap, depth - 1)
+        inner.place.side is None and inner.method not in {"train", "fit"} and _runs(module, inner, wrap, depth - 1)
         for inner in inside
         if inner.text == wrap.text or inner.text.startswith("self.")
     )
-
-
-def _trains(call: Call) -> bool:
-    return call.method in {"train", "fit"}
 
 
 _EVALUATES = re.compile(
@@ -308,7 +246,7 @@ _EVALUATES = re.compile(
 
 def _gives(module: Module, call: Call, text: str, target: Scope | None) -> bool:
     """Whether a call gives a model to a function of this file that calls it, or to one out of sight that evaluates."""
-    given_texts = [text_of(part) for part in (*call.node.args, *(word.value for word in call.node.keywords))]
+    given_texts = list(map(text_of, call.given))
     if target is None:
         hidden = "." in call.text or call.text in module.imports.bound or "*" in module.imports.bound
         return hidden and _EVALUATES.fullmatch(call.method) is not None and text in given_texts

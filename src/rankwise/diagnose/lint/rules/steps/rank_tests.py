@@ -11,35 +11,27 @@ from rankwise.diagnose.lint.analysis.effects import runs_ranks
 from rankwise.diagnose.lint.analysis.facts import (
     RANKS,
     effective_side,
-    guard_of,
     has_framework,
     is_const,
     loops_around,
     loops_of_epochs,
     loops_that_train,
-    names_in,
     runs_on_several,
 )
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import last, names_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.analysis.shares import is_own_at
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
 
-@rule(
-    "RW402",
-    "rank-dependent-exit",
-    "error",
-    "medium",
+@Rule(
+    "RW402", "rank-dependent-exit", "error", "medium",
     message="{what} leaves the {of} on {ranks} only; the others wait for it in the next collective",
     why="Each backward pass of DDP is a collective. A rank that leaves the loop by itself leaves the others waiting. Decide on "
     "one rank, broadcast the decision, leave together.",
-    wrong="""
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    wrong=HEAD + """
 def train(model, loader, optimizer, stopper):
     model = DDP(model)
     for x in loader:
@@ -49,11 +41,7 @@ def train(model, loader, optimizer, stopper):
         if dist.get_rank() == 0 and stopper.should_stop(loss):
             break
 """,
-    right="""
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
+    right=HEAD + """
 def train(model, loader, optimizer, stopper):
     model = DDP(model)
     for x in loader:
@@ -66,24 +54,26 @@ def train(model, loader, optimizer, stopper):
             break
 """,
     ignore="the other ranks leave at the same step by another way.",
-)
+)  # fmt: skip
 def rank_dependent_exit(module: Module) -> Iterator[Hit]:
     """Break or return under a test of the rank, inside a loop that trains or before a collective further on."""
     loops = loops_that_train(module) | {
         call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
     }
     yield from _left_programs(module, loops)
-    for exit_ in module.exits:
-        node, place, branch = exit_.node, exit_.place, guard_of(exit_.place)
+    for place in (place for scope in module.scopes for place in scope.exits):
+        node, branch = place.stmt, place.guard
         word = type(node).__name__.lower()
-        if _after_own_error(module, node, place):
+        if _after_own_error(module, place):
             what = f"{word} after an error of this rank alone"
             yield Hit(node, {"what": what, "of": "step", "ranks": "some ranks"})
         elif not isinstance(node, ast.Break | ast.Return):
             continue
         elif branch is None:
-            if why := _by_own_state(module, place, loops):
-                yield Hit(node, {"what": f"{word} on {why}", "of": "training loop", "ranks": "some ranks"})
+            name = _own_number(module, place, loops, place.loops[-1:])
+            by = "a number of this rank's own batches" if name else "which only the main rank sets"
+            if name := name or _decided_by_one(module, place, loops):
+                yield Hit(node, {"what": f"{word} on {name}, {by},", "of": "training loop", "ranks": "some ranks"})
         # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
         elif not place.loops and place.branches[-1] is not branch and collective_after(module, place):
             yield Hit(node, {"what": "return", "of": "function", "ranks": RANKS[branch.side or "main"]})
@@ -96,8 +86,9 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
 def _left_programs(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
     """Yield the exits of the program on one rank, or on a number of this rank's own."""
     for call in module.methods("exit", "_exit"):
-        test = getattr(guard_of(call.place), "test", None)
-        alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
+        guard = call.place.guard
+        test = None if guard is None else guard.test
+        alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1] is not guard)
         if alone and call.text in {"exit", "sys.exit", "os._exit"} and _goes_on(module, call.place):
             yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
         # the launcher ends the others where one fails, not where one ends well
@@ -107,25 +98,16 @@ def _left_programs(module: Module, loops: set[ast.stmt]) -> Iterator[Hit]:
             yield Hit(call.node, {"what": what, "of": "program", "ranks": "some ranks"})
 
 
-def _by_own_state(module: Module, place: Place, loops: set[ast.stmt]) -> str:
-    """Return by what a rank leaves a loop, under no test of the rank, if other ranks need not have the same."""
-    if name := _own_number(module, place, loops, place.loops[-1:]):
-        return f"{name}, a number of this rank's own batches,"
-    if name := _decided_by_one(module, place, loops):
-        return f"{name}, which only the main rank sets,"
-    return ""
-
-
-def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:
+def _after_own_error(module: Module, place: Place) -> bool:
     """Whether a loop with collectives is left, or a step of it left out, after an error that other ranks need not have."""
+    node = place.stmt
     if not place.tries or not place.loops or isinstance(node, ast.Raise) or has_framework(module) or not wraps(module):
         return False
     for block in place.tries:
         handlers = block.handlers if isinstance(block, ast.Try) else []
         own = [each for each in handlers if any(part is node for stmt in each.body for part in ast.walk(stmt))]
-        memory = [
-            each for each in own if _is_memory_error(each) or (_catches_all(each) and not isinstance(node, ast.Return))
-        ]
+        returns = isinstance(node, ast.Return)
+        memory = [each for each in own if _OF_MEMORY.search(ast.unparse(each)) or (_catches_all(each) and not returns)]
         if memory:
             inside = [call for call in module.calls if block in call.place.tries]
             backward = any(call.method == "backward" or _calls_backward(module, call) for call in inside)
@@ -138,31 +120,27 @@ def _after_own_error(module: Module, node: ast.stmt, place: Place) -> bool:
 def _catches_all(handler: ast.ExceptHandler) -> bool:
     """Whether any error ends here, and none is raised again."""
     kept = not any(isinstance(part, ast.Raise) for part in ast.walk(handler))
-    return kept and (
-        handler.type is None or re.search(r"\b(Exception|RuntimeError)\b", ast.unparse(handler.type)) is not None
-    )
+    all_of_it = handler.type is None or re.search(r"\b(Exception|RuntimeError)\b", ast.unparse(handler.type))
+    return kept and bool(all_of_it)
 
 
-def _is_memory_error(handler: ast.ExceptHandler) -> bool:
-    text = "" if handler.type is None else ast.unparse(handler.type)
-    return "OutOfMemory" in text or ("RuntimeError" in text and "out of memory" in ast.unparse(handler))
+# an error of one rank alone
+_OF_MEMORY = re.compile(r"^except [^\n]*(OutOfMemory|RuntimeError.*out of memory)", re.DOTALL)
 
 
 def _calls_backward(module: Module, call: Call, depth: int = 2) -> bool:
-    target = module.local_function(call)
-    inner = target.calls if target is not None and depth else ()
+    inner = module.inside(call) if depth else ()
     return any(each.method == "backward" or _calls_backward(module, each, depth - 1) for each in inner)
 
 
 def _goes_on(module: Module, place: Place) -> bool:
     """Whether what stands further down in a function trains: the ranks that get there wait for the others."""
+    others = (call for call in place.scope.calls if not call.place.side)
+    again = place.loops[:1]  # what stands above comes again
     later = [
-        call
-        for call in place.scope.calls
-        if (position(call.node) > position(place.stmt) or place.loops[:1] == call.place.loops[:1] != ())
-        and not call.place.side
+        call for call in others if position(call.node) > position(place.stmt) or call.place.loops[:1] == again != ()
     ]
-    inside = [inner for call in later for inner in getattr(module.local_function(call), "calls", ())]
+    inside = [inner for call in later for inner in module.inside(call)]
     return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
@@ -188,16 +166,15 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         # `stopper(loss)` and `stopper.step(loss)` change stopper.early_stop
         owner = text.rpartition(".")[0] if isinstance(part, ast.Attribute) else text
         changes = [found.place for found in module.bindings if found.text == text]
-        changes += [
-            call.place
-            for call in module.calls
-            if owner and owner != "self" and owner in {call.text, call.base} and call.node.args
-        ]
+        asked = (call for call in module.calls if owner not in {"", "self"} and owner in {call.text, call.base})
+        changes += [call.place for call in asked if call.node.args]
         here = {place.stmt, place.branches[-1].node}
         inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
-        told = (call for call in module.calls if left in call.place.loops and _shares(module, call))
+        looped = [call for call in module.calls if left in call.place.loops]
+        told = (call for call in looped if any(_SHARED.search(each.method) for each in (call, *module.inside(call))))
         words = {last(text), owner} - {"", "self"}
-        shared = any(words & _names_told(module, call) for call in told)
+        named = (names_in(call.node) | names_in(getattr(module.local_function(call), "node", None)) for call in told)
+        shared = any(words & names for names in named)
         inside += _set_from_outside(module, text, place)
         if inside and not shared and all(effective_side(module, each) == "main" for each in inside):
             return text
@@ -207,13 +184,11 @@ def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
 def _set_from_outside(module: Module, text: str, place: Place) -> list[Place]:
     """Return where objects of other classes set a field of this one: ``trainer.should_stop = True`` in a callback."""
     mine = module.class_of("self", place.scope) if text.startswith("self.") else None
-    found = []
-    for each in module.bindings if mine is not None else ():
-        base, _, name = each.text.rpartition(".")
-        if base not in {"", "self", "cls"} and name == text.removeprefix("self."):
-            kind = module.class_of(base, each.place.scope)
-            found += [each.place] if kind is not None and kind in module.lineage(mine) else []  # type: ignore[arg-type]
-    return found
+    name = text.removeprefix("self.")
+    others = (each for each in module.bindings if mine is not None and each.text.endswith(f".{name}"))
+    apart = ((each.text.removesuffix(f".{name}"), each.place) for each in others)
+    lineage = module.lineage(mine) if mine is not None else []
+    return [at for base, at in apart if base not in {"self", "cls"} and module.class_of(base, at.scope) in lineage]
 
 
 def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stmt | None:
@@ -222,19 +197,8 @@ def _trained_loop(module: Module, place: Place, loops: set[ast.stmt]) -> ast.stm
         return None
     left, around = place.loops[-1], loops_around(module)
     trained = left in loops_of_epochs(module)
-    trained |= any(left is loop or left in around[loop][1] for loop in loops if loop in around)
+    trained |= any(left is loop or left in around[loop][1] for loop in loops)
     return left if trained and place.branches[-1].node in ast.walk(left) else None
-
-
-def _names_told(module: Module, call: Call) -> set[str]:
-    target = module.local_function(call)
-    return names_in(call.node) | (names_in(target.node) if target is not None else set())
-
-
-def _shares(module: Module, call: Call) -> bool:
-    """Whether a call tells other ranks something, by its name or in the function of this file that it calls."""
-    inside = getattr(module.local_function(call), "calls", ())
-    return any(_SHARED.search(each.method) for each in (call, *inside))
 
 
 _SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)
@@ -256,17 +220,11 @@ _PREDICATES = {
 _NUMBERS = {"torch.distributed.get_rank", "torch.distributed.get_world_size", "torch.distributed.get_node_local_rank"}
 
 
-@rule(
-    "RW403",
-    "uncalled-rank-guard",
-    "error",
-    "high",
+@Rule(
+    "RW403", "uncalled-rank-guard", "error", "high",
     message="{name} is a function and is not called here: the test is always {result}",
     why="A function object is true, and equal to no number, on every rank: all of them run what was meant for one, or none.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
+    wrong=HEAD + """
 def is_main_process():
     return dist.get_rank() == 0
 
@@ -274,10 +232,7 @@ def save(model, path):
     if is_main_process:
         torch.save(model.state_dict(), path)
 """,
-    right="""
-import torch
-import torch.distributed as dist
-
+    right=HEAD + """
 def is_main_process():
     return dist.get_rank() == 0
 
@@ -287,7 +242,7 @@ def save(model, path):
 """,
     ignore="never.",
     fix="safe",
-)
+)  # fmt: skip
 def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
     """A function that answers yes or no, used as the answer itself."""
     for branch in module.branches:

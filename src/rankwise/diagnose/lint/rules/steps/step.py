@@ -9,31 +9,26 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import has_framework
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call
+from rankwise.diagnose.lint.analysis.scopes import Call, excludes
 from rankwise.diagnose.lint.analysis.wrapped import is_rebound, wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
 
 
-@rule(
+@Rule(
     "RW301", "clip-before-unscale", "error", "high",
     message="gradients are clipped while they are scaled: call {call} first",
     why="GradScaler has multiplied the gradients, by 65536 at first. Their norm is compared with a limit meant for real ones, so "
     "every step is clipped to almost nothing.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def step(model, loss, optimizer, scaler):
     scaler.scale(loss).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def step(model, loss, optimizer, scaler):
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
@@ -48,18 +43,17 @@ def clip_before_unscale(module: Module) -> Iterator[Hit]:
     """scale(loss).backward(), clip, step, and no unscale_ in the function."""
     for clip in module.methods(*_CLIPS):
         scope = clip.place.scope
-        scaled = [call for call in scope.calls if re.search(r"\.scale\(\)\.backward$", call.text)]
-        scaled = [call for call in scaled if position(call.node) < position(clip.node)]
-        scaled = scaled or [
-            call for call in _scaled_elsewhere(module, clip) if not any(c.method == "unscale_" for c in module.calls)
-        ]
+        passes = [call for call in module.methods("backward") if call.text.endswith(".scale().backward")]
+        here = [call for call in passes if call.place.scope is scope and position(call.node) < position(clip.node)]
+        # by another method of the class, whose clipping one steps by the scaler
+        there = [call for call in passes if scope.owner is not None and call.place.scope.owner is scope.owner]
+        scaled = here or (there if not module.has_call("unscale_") else [])
         unscaled = any(call.method == "unscale_" for call in scope.calls)
-        if not scaled or unscaled or not _same_way(scaled[-1], clip):
+        if not scaled or unscaled or excludes(scaled[-1].place, clip.place):
             continue
         scaler = scaled[-1].text.removesuffix(".scale().backward")
-        steps = [
-            call for call in scope.calls if call.text == f"{scaler}.step" and position(call.node) > position(clip.node)
-        ]
+        steps = [call for call in module.methods("step") if call.text == f"{scaler}.step" and call.place.scope is scope]
+        steps = [call for call in steps if position(call.node) > position(clip.node)]
         if not steps or not steps[0].node.args:
             continue
         optimizer = module.text(steps[0].node.args[0])
@@ -72,25 +66,11 @@ def clip_before_unscale(module: Module) -> Iterator[Hit]:
         yield Hit(clip.node, {"call": f"{scaler}.unscale_({optimizer})"}, fix)
 
 
-def _scaled_elsewhere(module: Module, clip: Call) -> Iterator[Call]:
-    """Yield the scaled backward passes of the other methods of a class, where the clipping one steps by the scaler."""
-    owner = clip.place.scope.owner
-    for call in module.methods("backward") if owner is not None else ():
-        if call.place.scope.owner is owner and re.search(r"\.scale\(\)\.backward$", call.text):
-            yield call
-
-
-def _same_way(one: Call, other: Call) -> bool:
-    """Whether no `if` lets only one of two calls run: one's branches begin with the other's."""
-    mine = {(branch.node, branch.taken) for branch in one.place.branches}
-    return not any((branch.node, not branch.taken) in mine for branch in other.place.branches)
-
-
-@rule(
+@Rule(
     "RW302", "no-sync-without-forward", "error", "high",
     message="only backward is inside {name}.no_sync(): the gradients are reduced all the same",
     why="DDP decides in the forward pass whether backward reduces. The forward must be inside, too.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def accumulate(net, batches):
     model = DDP(net)
     for x in batches:
@@ -98,7 +78,7 @@ def accumulate(net, batches):
         with model.no_sync():
             loss.backward()
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def accumulate(net, batches):
     model = DDP(net)
     for x in batches:
@@ -135,12 +115,12 @@ _ACCUMULATION = re.compile(
 )
 
 
-@rule(
+@Rule(
     "RW303", "accumulation-without-no-sync", "warning", "medium",
     message="gradients are reduced after every micro-batch, though the optimizer steps once in several: use no_sync()",
     why="Every backward pass of DDP reduces all gradients. Inside model.no_sync() they are only added up locally; the last "
     "micro-batch of a step runs outside of it.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def train(net, loader, optimizer, accumulation_steps):
     model = DDP(net)
     for i, x in enumerate(loader):
@@ -150,7 +130,7 @@ def train(net, loader, optimizer, accumulation_steps):
             optimizer.step()
             optimizer.zero_grad()
 """,
-    right="import contextlib\n" + _HEAD + """
+    right="import contextlib\n" + HEAD + """
 def train(net, loader, optimizer, accumulation_steps):
     model = DDP(net)
     for i, x in enumerate(loader):
@@ -170,66 +150,42 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
     if module.has_call("no_sync") or "no_sync" in module.attributes:
         return
     # Accelerate's does it; an option, or a metric's method, may be called so, too
-    if has_framework(module) and module.has_call("accumulate"):
-        return
-    if not accelerate and (not wraps(module) or has_framework(module)):
-        return
-    if any(found.text.endswith("require_backward_grad_sync") for found in module.bindings):
+    told = has_framework(module) and module.has_call("accumulate")
+    told = told or any(found.text.endswith("require_backward_grad_sync") for found in module.bindings)
+    if told or (not accelerate and (not wraps(module) or has_framework(module))):
         return
     for call in module.methods("backward"):
         here = [wrap for wrap in wraps(module) if wrap.place.scope is call.place.scope]
         if here and all(is_rebound(wrap, call) for wrap in here):  # the name means a plain model by then
             continue
         looped = call.place.loops or any(found.place.loops for found in module.callers(call.place.scope))
-        if looped and not call.place.side and (_divided(call) or _counted(module, call)):
+        if looped and not call.place.side and (_divided(call) or _is_stepped_later(module, call)):
             yield Hit(call.node)
-            continue
-        if (
-            not call.place.loops
-            or call.place.side
-            or any(_ACCUMULATION.search(ast.unparse(b.test)) for b in call.place.branches)
-        ):
-            continue
-        loop = call.place.loops[-1]
-        for step in module.methods("step"):
-            if step.place.loops[-1:] != (loop,) or "sched" in step.base.lower():
-                continue
-            tests = [branch.test for branch in step.place.branches if branch not in call.place.branches]
-            if any(isinstance(part, ast.Mod) for test in tests for part in ast.walk(test)) and any(
-                _ACCUMULATION.search(ast.unparse(test)) for test in tests
-            ):
-                yield Hit(call.node)
-                break
 
 
-def _counted(module: Module, call: Call) -> bool:
-    """Whether the loss is divided by the very number of passes, or of which the optimizer's step waits for a multiple."""
-    before = call.place.block[: call.place.index]
+def _is_stepped_later(module: Module, call: Call) -> bool:
+    """Whether the step waits for several passes: by a test in their loop, or behind a loop of as many as divide the loss."""
+    before, loops = call.place.block[: call.place.index], call.place.loops
     nodes = (part for stmt in (*before[-2:], call.node) for part in ast.walk(stmt))
     parts = [part for part in nodes if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)]
     numbers = {ast.unparse(part.right) for part in parts if isinstance(part.right, ast.Name | ast.Attribute)}
-    loops = call.place.loops
-    for step in call.place.scope.calls if numbers else ():
-        if not _takes_step(module, step):
+    apart = any(_ACCUMULATION.search(ast.unparse(branch.test)) for branch in call.place.branches)
+    for step in call.place.scope.calls:
+        # or a function of this file that takes it
+        inside = module.inside(step) if "step" in step.method or "update" in step.method else []
+        if not any(each.method == "step" and "sched" not in each.base.lower() for each in (step, *inside)):
             continue
-        loop = loops[-1] if loops else None
         behind = step.place.loops == loops[:-1] and position(step.node) > position(call.node)
-        if isinstance(loop, ast.For) and behind and ast.unparse(loop.iter) in {f"range({each})" for each in numbers}:
+        loop = loops[-1] if loops and behind else None
+        if isinstance(loop, ast.For) and ast.unparse(loop.iter) in {f"range({each})" for each in numbers}:
             return True
-        if step.place.loops[-1:] != loops[-1:]:
-            continue
         tests = [branch.test for branch in step.place.branches if branch not in call.place.branches]
-        for part in (part for test in tests for part in ast.walk(test)):
-            if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod) and ast.unparse(part.right) in numbers:
+        for test in tests if step.place.loops[-1:] == loops[-1:] else ():
+            rests = [part for part in ast.walk(test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)]
+            told = rests and loops and not apart and _ACCUMULATION.search(ast.unparse(test))
+            if told or any(ast.unparse(part.right) in numbers for part in rests):
                 return True
     return False
-
-
-def _takes_step(module: Module, call: Call) -> bool:
-    """Whether a call is the step of an optimizer or of a scaler, or of a function of this file that takes it."""
-    target = module.local_function(call) if "step" in call.method or "update" in call.method else None
-    inside = [call] if target is None else target.calls
-    return any(each.method == "step" and re.search("opt|scaler", each.base, re.IGNORECASE) for each in inside)
 
 
 def _divided(call: Call) -> bool:
@@ -243,13 +199,11 @@ def _divided(call: Call) -> bool:
     return False
 
 
-@rule(
+@Rule(
     "RW304", "accumulation-tail", "info", "medium",
     message="the last micro-batches of an epoch are dropped, or leak into the next one, where they do not fill a step",
     why="`(i + 1) % n == 0` never holds for the rest of the epoch; its gradients wait in .grad.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def train(model, loader, optimizer, accumulation_steps):
     for i, x in enumerate(loader):
         model(x).sum().backward()
@@ -257,9 +211,7 @@ def train(model, loader, optimizer, accumulation_steps):
             optimizer.step()
             optimizer.zero_grad()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def train(model, loader, optimizer, accumulation_steps):
     for i, x in enumerate(loader):
         model(x).sum().backward()
@@ -274,9 +226,8 @@ def accumulation_tail(module: Module) -> Iterator[Hit]:
     for step in module.methods("step"):
         for branch in step.place.branches[-1:]:
             test = branch.test
-            modulo = (
-                isinstance(test, ast.Compare) and isinstance(test.left, ast.BinOp) and isinstance(test.left.op, ast.Mod)
-            )
+            left = test.left if isinstance(test, ast.Compare) else None
+            modulo = isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod)
             if modulo and _ACCUMULATION.search(ast.unparse(test)) and "sched" not in step.base.lower():
                 yield Hit(test)
 
@@ -284,20 +235,16 @@ def accumulation_tail(module: Module) -> Iterator[Hit]:
 _AMP = {"torch.cuda.amp.autocast": "torch.amp.autocast", "torch.cuda.amp.GradScaler": "torch.amp.GradScaler"}
 
 
-@rule(
+@Rule(
     "RW308", "deprecated-cuda-amp", "warning", "high",
     message="{old} is deprecated: {new}",
     why="torch.cuda.amp warns (FutureWarning) since 2.4; torch.amp takes the kind of device as its first argument.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def step(model, x):
     with torch.cuda.amp.autocast():
         return model(x)
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def step(model, x):
     with torch.amp.autocast("cuda"):
         return model(x)
@@ -320,21 +267,17 @@ def deprecated_cuda_amp(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func, values, fix)
 
 
-@rule(
+@Rule(
     "RW309", "step-order", "error", "high",
     message="the gradients are zeroed between backward and {name}.step(): the step sees none",
     why="zero_grad belongs before backward or after the step.",
-    wrong="""
-import torch
-
+    wrong=HEAD + """
 def step(model, x, optimizer):
     model(x).sum().backward()
     optimizer.zero_grad()
     optimizer.step()
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def step(model, x, optimizer):
     optimizer.zero_grad()
     model(x).sum().backward()
@@ -346,10 +289,10 @@ def step_order(module: Module) -> Iterator[Hit]:
     """backward, zero_grad and step of one optimizer, straight one after the other in one block."""
     for zero in module.methods("zero_grad"):
         block, index = zero.place.block, zero.place.index
-        before = [text_of(part.func) for stmt in block[:index] for part in ast.walk(stmt) if isinstance(part, ast.Call)]
-        behind = [
-            text_of(part.func) for stmt in block[index + 1 :] for part in ast.walk(stmt) if isinstance(part, ast.Call)
-        ]
+        before, behind = (
+            [text_of(part.func) for stmt in stmts for part in ast.walk(stmt) if isinstance(part, ast.Call)]
+            for stmts in (block[:index], block[index + 1 :])
+        )
         step = f"{zero.base}.step"
         if re.fullmatch(r"(self\.)?(ddp_)?(model|net)", zero.base):  # a model's, whose one optimizer steps
             steps = {call.text for call in module.methods("step") if re.search("opt", call.base, re.IGNORECASE)}

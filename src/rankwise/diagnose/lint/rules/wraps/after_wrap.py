@@ -1,4 +1,4 @@
-"""RW201, RW203, RW205: what is done to a model after DDP has wrapped it."""
+"""RW201, RW203, RW205, RW207, RW220: what is done to parameters before a model is sharded, or after it is wrapped."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.analysis.facts import is_const
+from rankwise.diagnose.lint.analysis.facts import NO_TRAINING, is_const, training_loops
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope, excludes
-from rankwise.diagnose.lint.analysis.wrapped import DEVICE_MOVES, WRAPPERS, Wrap, is_rebound, known_wraps, wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.analysis.names import names_in, text_of, texts_in
+from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place, Scope, excludes
+from rankwise.diagnose.lint.analysis.wrapped import DEVICE_MOVES, SHARDS, WRAPPERS, Wrap, is_rebound, known_wraps, wraps
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
-_HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _DTYPE_MOVES = {"half", "double", "bfloat16", "float"}
 _MOVES = DEVICE_MOVES | _DTYPE_MOVES
 _DTYPES = re.compile(r"torch\.(float|half|double|bfloat|int)|\bdtype\b")
-_NOT_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|visuali|export", re.IGNORECASE)
+_PLACES = re.compile(r"\.(to|cuda)\(|device")
 
 
 def calls_behind(module: Module, wrap: Wrap) -> Iterator[Call]:
@@ -33,11 +32,11 @@ def calls_behind(module: Module, wrap: Wrap) -> Iterator[Call]:
 
 def bindings_behind(module: Module, wrap: Wrap) -> Iterator[Binding]:
     """Yield the bindings behind a wrap, as `calls_behind` does the calls."""
-    for found in (each for listed in wrap.place.scope.bindings.values() for each in listed):
+    for found in wrap.place.scope.bound:
         if position(found.place.stmt) > position(wrap.place.stmt) and not excludes(found.place, wrap.place):
             yield found
     for scope in later_methods(module, wrap):
-        yield from (found for listed in scope.bindings.values() for found in listed)
+        yield from scope.bound
 
 
 def later_methods(module: Module, wrap: Wrap) -> list[Scope]:
@@ -58,18 +57,18 @@ def _is_dtype_move(module: Module, call: Call) -> bool:
     return call.method == "to" and any(_DTYPES.search(module.text(part)) for part in call.node.args)
 
 
-@rule(
+@Rule(
     "RW201", "move-after-wrap", "error", "high",
     message="{name} is moved after DDP has wrapped it: gradients silently stop being added up",
     why="DDP registers its hooks on the parameters that it sees. Moving or casting the model afterwards makes new gradient "
     "accumulators without hooks: every rank then trains a model of its own.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def prepare(net, device):
     model = DDP(net)
     model = model.to(device)
     return model
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def prepare(net, device):
     net = net.to(device)
     model = DDP(net)
@@ -81,39 +80,29 @@ def prepare(net, device):
 def move_after_wrap(module: Module) -> Iterator[Hit]:
     """Model = DDP(model) ... model.to(device)."""
     for wrap in known_wraps(module):
-        ids = wrap.made.keyword("device_ids")
-        placed = bool(wrap.moves_before) or (ids is not None and not is_const(ids.value, None))
-        placed = placed or any(found.moves_before for found in wraps(module) if found.made is wrap.made)
+        ids = wrap.made.argument("device_ids")
+        placed = ids is not None and not is_const(ids, None)
+        placed = placed or any(each.moves_before for each in (wrap, *wraps(module)) if each.made is wrap.made)
         placed = placed or re.search(r"\.(to|cuda)\(", module.text(wrap.made.node)) is not None
         if wrap.call is not wrap.made:  # what another function wraps may have been made on its device
             inner = module.value(wrap.made.argument("module", 0), wrap.made.place.scope)
-            placed = placed or (
-                inner is not None and re.search(r"\.(to|cuda)\(|device", module.text(inner)) is not None
-            )
+            placed = placed or (inner is not None and _PLACES.search(module.text(inner)) is not None)
         for call in calls_behind(module, wrap):
             if call.method not in _MOVES or call.base not in wrap.names or call.method == "float" or not wrap.text:
                 continue
             if call.place.scope is not wrap.place.scope and not _is_dtype_move(module, call):
                 continue
-            if (
-                call.method == "to"
-                and not call.node.args
-                and not any(word.arg in {"device", "dtype"} for word in call.node.keywords)
-            ):
+            told = call.node.args or call.keyword("device") or call.keyword("dtype")
+            if call.method == "to" and not told:
                 continue  # memory_format alone
             # a second move to the device on which it is changes nothing; `cpu` and saving helpers come at the end
-            if not _is_dtype_move(module, call) and (placed or call.method == "cpu" or _names_cpu(call)):
+            ends = call.method == "cpu" or any("'cpu'" in ast.unparse(part) for part in call.node.args)
+            if not _is_dtype_move(module, call) and (placed or ends):
                 continue
-            if call.place.loops or _NOT_TRAINING.search(call.place.scope.name):
+            if call.place.loops or NO_TRAINING.search(call.place.scope.name):
                 continue
             yield Hit(call.node, {"name": call.base}, _swap(module, wrap, call))
             break
-
-
-def _names_cpu(call: Call) -> bool:
-    return any(
-        isinstance(part, ast.Constant) and part.value == "cpu" for node in call.node.args for part in ast.walk(node)
-    )
 
 
 def _swap(module: Module, wrap: Wrap, call: Call) -> Fix | None:
@@ -122,17 +111,12 @@ def _swap(module: Module, wrap: Wrap, call: Call) -> Fix | None:
     if here.block is not there.block or there.index != here.index + 1 or not wrap.inner or "." in wrap.inner:
         return None
     stmt = there.stmt
-    value = stmt.value if isinstance(stmt, ast.Assign | ast.Expr) else None
-    if value is not call.node or (
-        isinstance(stmt, ast.Assign) and [text_of(target) for target in stmt.targets] != [wrap.text]
-    ):
-        return None
-    if not isinstance(here.stmt, ast.Assign) or here.stmt.value is not wrap.call.node:
+    if not wrap.call.targets or (not call.is_alone and [text_of(target) for target in call.targets] != [wrap.text]):
         return None
     start = module.span(here.stmt)[0]
     end = module.span(stmt)[1]
     new = re.sub(rf"(?<![\w.]){re.escape(wrap.text)}(?!\w)", wrap.inner, module.text(stmt))
-    if isinstance(stmt, ast.Expr):
+    if call.is_alone:
         new = f"{wrap.inner} = {new}"
     between = module.source[module.span(here.stmt)[1] : module.span(stmt)[0]]
     if between.strip():
@@ -140,17 +124,17 @@ def _swap(module: Module, wrap: Wrap, call: Call) -> Fix | None:
     return Fix("do it before the wrap", (Edit(start, end, new + between + module.text(here.stmt)),))
 
 
-@rule(
+@Rule(
     "RW203", "syncbn-after-wrap", "error", "high",
     message="convert_sync_batchnorm after the wrap: convert the model, then wrap it",
     why="DDP has registered the parameters of the layers that the conversion replaces; the new ones are not synchronised.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def prepare(net):
     model = DDP(net)
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return model
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def prepare(net):
     net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
     model = DDP(net)
@@ -163,26 +147,22 @@ def syncbn_after_wrap(module: Module) -> Iterator[Hit]:
     """The argument is a wrapped model."""
     for wrap in known_wraps(module):
         for call in calls_behind(module, wrap):
-            argument = call.argument("module", 0)
-            if (
-                call.method == "convert_sync_batchnorm"
-                and argument is not None
-                and text_of(argument) in {wrap.text, f"{wrap.text}.module"} - {""}
-            ):
+            given = call.argument("module", 0) if call.method == "convert_sync_batchnorm" else None
+            if given is not None and wrap.text and text_of(given).removesuffix(".module") == wrap.text:
                 yield Hit(call.node, {}, _swap(module, wrap, call))
 
 
-@rule(
+@Rule(
     "RW205", "params-after-wrap", "error", "medium",
     message="{name} gets parameters after DDP has wrapped it: they are not synchronised",
     why="DDP takes the list of parameters when it is built. Layers that are added or replaced later train on each rank alone.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def prepare(net):
     model = DDP(net)
     model.module.head = torch.nn.Linear(8, 2)
     return model
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def prepare(net):
     net.head = torch.nn.Linear(8, 2)
     return DDP(net)
@@ -196,7 +176,7 @@ def params_after_wrap(module: Module) -> Iterator[Hit]:
         for call in calls_behind(module, wrap):
             stmt = call.place.stmt
             heads = tuple(f"{name}." for name in _names_at(wrap, call))
-            targets = [text_of(target) for target in stmt.targets] if isinstance(stmt, ast.Assign) else []
+            targets = [text_of(target) for target in call.place.targets]
             outer = stmt.value if isinstance(stmt, ast.Expr) else None
             if isinstance(outer, ast.Call):  # `.append(layer)`, `setattr(model.module, name, layer)`
                 of = outer.args[0] if text_of(outer.func) == "setattr" and outer.args else outer.func
@@ -206,7 +186,7 @@ def params_after_wrap(module: Module) -> Iterator[Hit]:
             if (adds or layer) and stmt not in seen:
                 seen.add(stmt)
                 yield Hit(call.node if adds else stmt, {"name": wrap.text})
-            elif stmt not in seen and _grows(module, wrap, call) and not _is_wrapped_again(module, wrap, call):
+            elif stmt not in seen and _grows(module, wrap, call):
                 seen.add(stmt)
                 yield Hit(call.node, {"name": wrap.text})
 
@@ -219,6 +199,10 @@ def _names_at(wrap: Wrap, call: Call) -> set[str]:
 
 def _grows(module: Module, wrap: Wrap, call: Call) -> bool:
     """Whether a call gives the model to a function of this file that puts a new layer into it."""
+    # what is wrapped anew further down lists its parameters again
+    again = (each for each in wraps(module) if each.inner in wrap.names and each.place.scope is call.place.scope)
+    if any(position(each.made.node) > position(call.node) for each in again):
+        return False
     target = module.local_function(call)
     params = [name for name in (target.params if target is not None else ()) if name not in {"self", "cls"}]
     for index, name in enumerate(params):
@@ -233,21 +217,129 @@ def _grows(module: Module, wrap: Wrap, call: Call) -> bool:
 
 def _holds_layer(module: Module, found: Binding) -> bool:
     shown = module.value(found.value, found.place.scope)
-    calls = (
-        module.call_of.get(part)
-        for part in (ast.walk(shown) if shown is not None else ())
-        if isinstance(part, ast.Call)
-    )
+    calls = (module.call_of.get(part) for part in ast.walk(shown)) if shown is not None else ()  # type: ignore[call-overload]
     return any(call is not None and _is_layer(call) for call in calls)
-
-
-def _is_wrapped_again(module: Module, wrap: Wrap, call: Call) -> bool:
-    """Whether the model behind a wrap is wrapped anew further down in the function: DDP lists its parameters again."""
-    behind = (each for each in wraps(module) if position(each.made.node) > position(call.node))
-    return any(each.place.scope is call.place.scope and each.inner in wrap.names for each in behind)
 
 
 def _is_layer(call: Call) -> bool:
     """Whether a call makes a layer, or a parameter, that is trained."""
     made = call.name.startswith("torch.nn.") and call.method[:1].isupper()
     return made and call.name not in WRAPPERS and not call.method.endswith("Loss")
+
+
+@Rule(
+    "RW207", "requires-grad-after-wrap", "warning", "medium",
+    message="requires_grad of {name} changes after the wrap: DDP keeps waiting for these gradients, or never reduces them",
+    why="DDP takes the parameters that require gradients when it is built. Freezing later makes it wait for gradients that do not "
+    "come; thawing later leaves them unsynchronised.",
+    wrong=HEAD + """
+def prepare(net):
+    model = DDP(net)
+    for parameter in model.module.encoder.parameters():
+        parameter.requires_grad = False
+    return model
+""",
+    right=HEAD + """
+def prepare(net):
+    for parameter in net.encoder.parameters():
+        parameter.requires_grad = False
+    return DDP(net)
+""",
+    ignore="find_unused_parameters=True is given and what was frozen stays so.",
+)  # fmt: skip
+def requires_grad_after_wrap(module: Module) -> Iterator[Hit]:
+    """For p in model.parameters(): p.requires_grad = False, outside the training loop, in a file that does not only test."""
+    if module.has_call("eval") and not module.has_call("backward", "step", "train", "fit"):
+        return
+    for wrap in known_wraps(module):
+        models = {wrap.text, f"{wrap.text}.module"}
+        for binding in bindings_behind(module, wrap):
+            loop = binding.place.loops[-1] if binding.place.loops else None
+            walked = texts_in(loop.iter) if isinstance(loop, ast.For) else set()
+            sets = binding.text.endswith(".requires_grad") and bool(walked & models)
+            if sets and not _in_a_step(module, binding.place) and not excludes(binding.place, wrap.place):
+                yield Hit(binding.place.stmt, {"name": wrap.text})
+        for call in calls_behind(module, wrap):
+            loop = call.place.loops[-1] if call.place.loops else None
+            counted = isinstance(loop, ast.For) and call.base in names_in(loop.target) and texts_in(loop.iter) & models
+            straight = call.node.args and f"{call.base}.".startswith(f"{wrap.text}.")
+            sets = call.method == "requires_grad_" and bool(counted or straight)
+            given = any(text_of(part).partition(".")[0] == wrap.text for part in call.node.args)
+            target = module.local_function(call) if given else None
+            if (sets or (target is not None and _freezes(target))) and not _in_a_step(module, call.place):
+                yield Hit(call.node, {"name": wrap.text})
+
+
+def _freezes(scope: Scope) -> bool:
+    """Whether a function sets requires_grad of the parameters that it gets."""
+    walked = [ast.unparse(loop.iter) for loop in ast.walk(scope.node) if isinstance(loop, ast.For)]
+    sets = any(text.endswith(".requires_grad") for text in scope.bindings)
+    sets = sets or any(call.method == "requires_grad_" for call in scope.calls)
+    return sets and any(f"{name}." in text and "parameters" in text for text in walked for name in scope.params)
+
+
+def _in_a_step(module: Module, place: Place) -> bool:
+    """Whether a place lies in a loop with a backward pass: two models in turn are frozen and thawed there on purpose."""
+    if set(place.loops) & training_loops(module):
+        return True
+    scopes = {place.scope, *(call.place.scope for call in module.callers(place.scope))} if place.scope.owner else set()
+    return any(call.place.scope in scopes for call in module.methods("backward"))
+
+
+_OF_MODELS = ("parameters", "named_parameters")
+
+
+@Rule(
+    "RW220", "optimizer-before-shard", "error", "medium",
+    message="this optimizer holds the parameters that {name} had before it was sharded: it updates tensors that nothing uses",
+    why="FSDP and fully_shard replace the parameters of a model. An optimizer that was made before keeps the old ones, and "
+    "training changes nothing, or only parts.",
+    wrong="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
+def prepare(net):
+    optimizer = torch.optim.AdamW(net.parameters())
+    model = FSDP(net)
+    return model, optimizer
+""",
+    right="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
+def prepare(net):
+    model = FSDP(net)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return model, optimizer
+""",
+    ignore="use_orig_params=True is given by options that this file does not show.",
+)  # fmt: skip
+def optimizer_before_shard(module: Module) -> Iterator[Hit]:
+    """AdamW(net.parameters()) stands before FSDP(net), or before fully_shard(net), in one function."""
+    for shard, inner in _shards(module):
+        name = text_of(inner)
+        for call in shard.place.scope.calls:
+            if position(call.node) >= position(shard.node):
+                continue
+            maker = _optimizer(call) if call.method in _OF_MODELS and call.base == name else None
+            again = (each for each in shard.place.scope.calls if maker is not None and each.text == maker.text)
+            if maker is not None and not any(position(each.node) > position(maker.node) for each in again):
+                yield Hit(maker.node, {"name": name})
+
+
+def _shards(module: Module) -> Iterator[tuple[Call, ast.expr]]:
+    """Yield the calls that shard a model, and the model; also those of functions of this file that do it to a parameter."""
+    for shard in module.named(*SHARDS):
+        inner, scope = shard.argument("module", 0), shard.place.scope
+        original = shard.argument("use_orig_params")
+        if inner is None or shard.is_open or (original is not None and not is_const(original, False)):
+            continue
+        yield shard, inner
+        if scope.is_function and text_of(inner) in scope.params and not shard.place.branches:
+            for call, part in module.given(scope, text_of(inner)):
+                if isinstance(part, ast.Name | ast.Attribute):
+                    yield call, part
+
+
+def _optimizer(call: Call) -> Call | None:
+    """Return the call of an optimizer that the parameters are given to."""
+    for found in call.place.scope.calls:
+        known = found.name.startswith("torch.optim.") or re.search(r"optim|Adam|SGD|Lion|Adafactor", found.method)
+        inside = found.place.stmt is call.place.stmt and found is not call and call.node in ast.walk(found.node)
+        if known and inside and "scheduler" not in found.text and found.method not in {"append", "extend"}:
+            return found
+    return None

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
+    GROUP,
     environment_writes,
     has_framework,
     is_before_ranks,
@@ -18,10 +19,7 @@ from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place
 from rankwise.diagnose.lint.analysis.wrapped import wraps
-from rankwise.diagnose.lint.record import Hit, rule
-
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
-
+from rankwise.diagnose.lint.record import HEAD, Hit, Rule
 
 _AVAILABLE = re.compile(r" if (torch\.)?cuda\.is_available\(\) else")
 
@@ -33,18 +31,18 @@ def _single_process(module: Module, place: Place) -> bool:
     return choice or any(is_mode_test(branch.test) for branch in place.branches)
 
 
-@rule(
+@Rule(
     "RW211", "hardcoded-device", "error", "medium",
     message="{text} is the same GPU on every rank",
     why="All ranks of a node compute on, and fill, one GPU; NCCL refuses two ranks on one device. (Under torchrun "
     "--virtual-local-rank each process sees one GPU, and index 0 is right.)",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def main(net):
     dist.init_process_group("nccl")
     device = torch.device("cuda:0")
     return DDP(net.to(device))
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def main(net, local_rank):
     dist.init_process_group("nccl")
     device = torch.device("cuda", local_rank)
@@ -54,7 +52,7 @@ def main(net, local_rank):
 )  # fmt: skip
 def hardcoded_device(module: Module) -> Iterator[Hit]:
     """A fixed index in .to, .cuda, torch.device or set_device of a file that starts or wraps."""
-    started = bool(wraps(module)) or "torch.distributed.init_process_group" in module.by_name
+    started = bool(wraps(module)) or GROUP in module.by_name
     if not started or has_framework(module):
         return
     if any(name == "CUDA_VISIBLE_DEVICES" for name, *_ in environment_writes(module)) or sees_one_gpu(module):
@@ -83,8 +81,7 @@ _ASIDE = re.compile(r"bench|test|demo|infer|eval|predict", re.IGNORECASE)
 
 def _is_taken(module: Module, call: Call) -> bool:
     """Whether the name of a device has this value only, and something is moved by it."""
-    stmt = call.place.stmt
-    texts = [text_of(target) for target in stmt.targets] if isinstance(stmt, ast.Assign) else []
+    texts = [text_of(target) for target in call.place.targets]
     once = all(sum(found.text == text for found in module.bindings) == 1 for text in texts)
     moved = {text_of(part) for move in module.methods("to") for part in move.node.args[:1]}
     return once and bool(moved & set(texts))
@@ -110,26 +107,29 @@ _OF_OBJECTS = "broadcast_object_list all_gather_object gather_object scatter_obj
 _ON_THE_DEVICE = {f"torch.distributed.{name}" for name in f"{_OF_TENSORS} {_OF_OBJECTS}".split()}
 
 
-def _reaches_one(module: Module, call: Call) -> bool:
-    """Whether a function of this file is called that always reaches one of these, and chooses no device before."""
-    target = module.local_function(call)
-    inside = [each for each in target.calls if not each.place.branches] if target is not None else []
+def _uses_device(module: Module, call: Call) -> bool:
+    """Whether a call uses the current GPU, or a function of this file that always does and chooses none before."""
+    if call.method == "cuda" and not call.name and not call.given:
+        return True
+    if call.name in _ON_THE_DEVICE and not call.keyword("device_ids"):
+        return True
+    inside = [each for each in module.inside(call) if not each.place.branches]
     chooses = any(each.keyword("device_id") or each.method == "set_device" for each in inside)
     return not chooses and any(each.name in _ON_THE_DEVICE for each in inside)
 
 
-@rule(
+@Rule(
     "RW219", "set-device-after-collective", "warning", "medium",
     message="the device is chosen after {name} has used one: NCCL has taken GPU 0 on every rank by then",
     why="A collective, and the wrap, run on the current device. Choose it first: set_device(local_rank), or device_id= of "
     "init_process_group.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def main(local_rank):
     dist.init_process_group("nccl")
     dist.barrier()
     torch.cuda.set_device(local_rank)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def main(local_rank):
     torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl")
@@ -144,19 +144,7 @@ def set_device_after_collective(module: Module) -> Iterator[Hit]:
             continue
         scope = call.place.scope
         before = [found for found in scope.calls if found.node.lineno < call.node.lineno and not found.place.branches]
-        if any(
-            found.keyword("device_id") or found.name == "torch.cuda.set_device" for found in before
-        ) or not uses_cuda(module):
-            continue
-        first = next(
-            (
-                found
-                for found in before
-                if (found.name in _ON_THE_DEVICE and not found.keyword("device_ids"))
-                or _reaches_one(module, found)
-                or (found.method == "cuda" and not found.name and not (found.node.args or found.node.keywords))
-            ),
-            None,
-        )
-        if first is not None:
+        chosen = any(found.keyword("device_id") or found.name == "torch.cuda.set_device" for found in before)
+        first = next((found for found in before if _uses_device(module, found)), None)
+        if first is not None and not chosen and uses_cuda(module):
             yield Hit(call.node, {"name": last(first.text)})

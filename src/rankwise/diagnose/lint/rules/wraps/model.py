@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.collective_calls import objects_over_nccl
 from rankwise.diagnose.lint.analysis.facts import (
+    GROUP,
     calls_framework,
     has_framework,
     is_const,
@@ -16,35 +17,30 @@ from rankwise.diagnose.lint.analysis.facts import (
 )
 from rankwise.diagnose.lint.analysis.guards import is_mode_test
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, text_of
+from rankwise.diagnose.lint.analysis.names import called, last, receiver, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
-from rankwise.diagnose.lint.analysis.wrapped import Wrap, wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-
-_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+from rankwise.diagnose.lint.analysis.wrapped import wraps
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
 
-@rule(
-    "RW209",
-    "find-unused-always",
-    "warning",
-    "low",
+@Rule(
+    "RW209", "find-unused-always", "warning", "low",
     message="find_unused_parameters=True walks the graph after every forward pass: is a parameter really unused?",
     why="It costs time in each step. It is needed where some parameters get no gradient in some step; DDP warns after the first "
     "step if there are none. static_graph=True is cheaper where they are always the same.",
-    wrong=_HEAD
+    wrong=HEAD
     + """
 def prepare(net):
     return DDP(net, find_unused_parameters=True)
 """,
-    right=_HEAD
+    right=HEAD
     + """
 def prepare(net):
     return DDP(net)
 """,
     ignore="parts of the model are left out in some steps.",
     fix="unsafe",
-)
+)  # fmt: skip
 def find_unused_always(module: Module) -> Iterator[Hit]:
     """The literal True."""
     for wrap in wraps(module):
@@ -54,18 +50,18 @@ def find_unused_always(module: Module) -> Iterator[Hit]:
             yield Hit(word, {}, Fix("switch it off", (edit,), safe=False))
 
 
-@rule(
+@Rule(
     "RW212", "global-rank-as-device", "warning", "medium",
     message="the global rank {text} chooses the GPU: on a second node there is no device of that number",
     why="Ranks count over all nodes, GPUs over one. LOCAL_RANK is the number on the node.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def main(net):
     dist.init_process_group("nccl")
     rank = dist.get_rank()
     torch.cuda.set_device(rank)
     return DDP(net.cuda(), device_ids=[rank])
 """,
-    right="import os\n" + _HEAD + """
+    right="import os\n" + HEAD + """
 def main(net):
     dist.init_process_group("nccl")
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -111,10 +107,9 @@ def _stays_on_one_node(module: Module) -> bool:
     notebooks = list(module.methods("notebook_launcher"))
     if notebooks and not any(call.keyword("num_nodes") or call.is_open for call in notebooks):
         return True
-    texts = {node.value for node, _ in module.strings if isinstance(node.value, str)}
     spawned = bool(spawns(module)) or module.has_call("Process")
-    told = "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
-    return spawned and (told or any(re.match(r"tcp://(localhost|127\.0\.0\.1)\b", text) for text in texts))
+    told = "MASTER_ADDR" in module.texts and bool(module.texts & {"localhost", "127.0.0.1"})
+    return spawned and (told or any(re.match(r"tcp://(localhost|127\.0\.0\.1)\b", text) for text in module.texts))
 
 
 def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
@@ -126,7 +121,7 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
         if not found and isinstance(node, ast.Attribute):  # a field of a configuration that says which rank it is
             return _names_global_rank(module, node)
         if not found and depth and text_of(node) in scope.params and module.given(scope, text_of(node)):
-            return _is_given_global_rank(module, scope, text_of(node), depth)
+            return module.always_given(scope, node, lambda part, at: _is_global_rank(module, part, at, depth - 1))
         if not found or any(each.shown is None for each in found):
             # a parameter that is called rank, beside one for the rank on the node
             beside = not found and any("local" in name for name in scope.params if name != text_of(node))
@@ -136,7 +131,7 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
             values = [(each.shown, each.place.scope) for each in found if each.shown and not is_const(each.shown, 0)]
             return bool(depth and values) and all(_is_global_rank(module, value, at, depth - 1) for value, at in values)
         node, scope = found[0].shown, found[0].place.scope  # type: ignore[assignment]
-    if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
+    if isinstance(node, ast.Call) and module.made_by(node) == "torch.distributed.get_rank":
         return not node.args and not node.keywords
     if isinstance(node, ast.IfExp):
         return bool(depth) and _is_global_rank(module, node.body, scope, depth - 1)  # `x = x if x else ...` has no end
@@ -148,14 +143,6 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
     )
 
 
-def _is_given_global_rank(module: Module, scope: Scope, name: str, depth: int) -> bool:
-    """Whether every call of a function in this file gives the global rank for a parameter."""
-    given = module.given(scope, name)
-    return bool(given) and all(
-        part is not None and _is_global_rank(module, part, call.place.scope, depth - 1) for call, part in given
-    )
-
-
 def _names_global_rank(module: Module, node: ast.Attribute) -> bool:
     """Whether a field is called rank, and nothing here spawns ranks, sets the field or knows of a local one."""
     if node.attr not in {"rank", "global_rank", "world_rank"} or module.has_call("spawn", "start_processes", "Process"):
@@ -164,16 +151,16 @@ def _names_global_rank(module: Module, node: ast.Attribute) -> bool:
     return not local and not any(found.text.endswith(f".{node.attr}") for found in module.bindings)
 
 
-@rule(
+@Rule(
     "RW213", "no-set-device", "warning", "medium",
     message="nothing chooses this rank's GPU: {text} is GPU 0 on every rank",
     why="Without torch.cuda.set_device(local_rank) or an index, `cuda` means the first GPU for all ranks of a node.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def main(net):
     dist.init_process_group("nccl")
     return DDP(net.cuda())
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def main(net, local_rank):
     torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl")
@@ -187,19 +174,18 @@ def no_set_device(module: Module) -> Iterator[Hit]:
     Or such a move before a library chooses the device of the rank.
     """
     yield from _before_library(module)
-    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or runs_alone(module):
+    if GROUP not in module.by_name or calls_framework(module) or runs_alone(module):
         return
     # a context manager that nobody enters
     for call in module.named("torch.accelerator.device_index", "torch.cuda.device"):
-        alone = getattr(call.place.stmt, "value", None) is call.node and isinstance(call.place.stmt, ast.Expr)
-        if alone and not module.has_call("set_device", "set_device_index"):
+        if call.is_alone and not module.has_call("set_device", "set_device_index"):
             yield Hit(call.node, {"text": f"{call.text}() is for `with`, and what follows"})
     if _tells_device(module):
         return
     # tensor.cuda().to(rank): by way of GPU 0
     for call in module.methods("to"):
-        inner = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
-        if isinstance(inner, ast.Call) and last(text_of(inner.func)) == "cuda" and not inner.args:
+        inner = receiver(call.node)
+        if isinstance(inner, ast.Call) and called(inner) == "cuda" and not inner.args:
             yield Hit(inner, {"text": ".cuda()"})
     if moved := _bare_move(module):
         yield moved
@@ -222,11 +208,13 @@ def _bare_move(module: Module) -> Hit | None:
     models = {name for wrap in wraps(module) for name in wrap.names} | {"model", "net"}
     first: Hit | None = None
     for call in module.methods("cuda", "to"):
-        moved = call.base in models or any(
-            text_of(target) in models for target in getattr(call.place.stmt, "targets", ())
-        )
+        moved = bool(models & {call.base, *map(text_of, call.place.targets)})
         whole = not call.place.branches or moved
-        if _moves_bare(module, call) and whole and (moved or not any(_ids(wrap) for wrap in wraps(module))):
+        if (
+            _moves_bare(module, call)
+            and whole
+            and (moved or not any(wrap.call.keyword("device_ids") for wrap in wraps(module)))
+        ):
             if moved:  # rather than a batch
                 return _moving(call)
             first = first or _moving(call)
@@ -240,51 +228,46 @@ def _moving(call: Call) -> Hit:
 def _moves_bare(module: Module, call: Call) -> bool:
     """Whether a call moves something to a GPU without index, under no test of how the script runs."""
     given = call.node.args[0] if call.node.args else None
-    bare = call.method == "cuda" and given is None and not call.node.keywords
+    bare = call.method == "cuda" and not call.given
     bare |= call.method == "to" and _is_bare(module.value(given, call.place.scope))
     # a test of whether there is a GPU, not of how the script runs
     tests = [branch.test for branch in call.place.branches] if bare else []
     return bare and all("is_available" in ast.unparse(test) and not is_mode_test(test) for test in tests)
 
 
-def _ids(wrap: Wrap) -> bool:
-    return wrap.call.keyword("device_ids") is not None
-
-
 def _is_bare(node: ast.expr | None) -> bool:
     """Whether a device is "cuda", or torch.device("cuda"), also as the first side of a choice."""
     if isinstance(node, ast.IfExp):
         return _is_bare(node.body) and re.search("is_available|cuda|gpu", ast.unparse(node.test)) is not None
-    if isinstance(node, ast.Call) and last(text_of(node.func)) == "device" and len(node.args) == 1:
+    if isinstance(node, ast.Call) and called(node) == "device" and len(node.args) == 1:
         return not node.keywords and _is_bare(node.args[0])
     return isinstance(node, ast.Constant) and node.value == "cuda"
 
 
 def _tells_device(module: Module) -> bool:
     """Whether the file chooses a GPU in any way. A list of several visible GPUs chooses none."""
-    texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
-    several = any(re.fullmatch(r"\d+( ?, ?\d+)+", text) for text in texts)
-    groups = module.named("torch.distributed.init_process_group")
+    several = any(re.fullmatch(r"\d+( ?, ?\d+)+", text) for text in module.texts)
+    groups = module.named(GROUP)
     return (
         any("device" in call.method and call.method not in {"device", "device_count"} for call in module.calls)
         or any(call.keyword("device_id") for call in groups)
-        or any("cuda:" in text or (text == "CUDA_VISIBLE_DEVICES" and not several) for text in texts)
+        or any("cuda:" in text or (text == "CUDA_VISIBLE_DEVICES" and not several) for text in module.texts)
         or any(call.node.args for call in module.methods("cuda"))
         or any(len(call.node.args) > 1 or call.node.keywords for call in module.named("torch.device"))
     )
 
 
-@rule(
+@Rule(
     "RW214", "batchnorm-not-synced", "info", "medium",
     message="BatchNorm sees the batch of one rank: convert_sync_batchnorm, if that batch is small",
     why="Parameters stay equal on all ranks; only the statistics are those of a rank, and rank 0's are kept. It is a matter of "
     "quality below about 16 samples per rank.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def prepare():
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
     return DDP(net)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def prepare():
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
     return DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net))
@@ -298,12 +281,12 @@ def batchnorm_not_synced(module: Module) -> Iterator[Hit]:
         yield Hit(wraps(module)[0].call.node.func)
 
 
-@rule(
+@Rule(
     "RW215", "buffers-not-synced", "info", "medium",
     message="broadcast_buffers=False: running statistics differ between ranks, and a checkpoint holds those of one",
     why="Buffers are broadcast before each forward pass by default. (2.13 calls the argument forward_sync_buffers.)",
-    wrong=_HEAD + "\ndef prepare(net):\n    return DDP(net, broadcast_buffers=False)\n",
-    right=_HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
+    wrong=HEAD + "\ndef prepare(net):\n    return DDP(net, broadcast_buffers=False)\n",
+    right=HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
     ignore="the model has no buffers that matter.",
 )  # fmt: skip
 def buffers_not_synced(module: Module) -> Iterator[Hit]:
@@ -314,20 +297,17 @@ def buffers_not_synced(module: Module) -> Iterator[Hit]:
             yield Hit(word)
 
 
-@rule(
+@Rule(
     "RW218", "bucket-view-hint", "info", "low",
     message="gradient_as_bucket_view=True would save the memory of one copy of the gradients",
     why="Gradients then are views of the buckets that are reduced.",
-    wrong=_HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
-    right=_HEAD + "\ndef prepare(net):\n    return DDP(net, gradient_as_bucket_view=True)\n",
+    wrong=HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
+    right=HEAD + "\ndef prepare(net):\n    return DDP(net, gradient_as_bucket_view=True)\n",
     ignore="something detaches or replaces .grad in place.",
 )  # fmt: skip
 def bucket_view_hint(module: Module) -> Iterator[Hit]:
     """The argument is absent."""
     for wrap in wraps(module):
-        if (
-            wrap.call.name.startswith("torch.")
-            and not wrap.call.is_open
-            and not wrap.call.keyword("gradient_as_bucket_view")
-        ):
+        told = wrap.call.is_open or wrap.call.keyword("gradient_as_bucket_view")
+        if wrap.call.name.startswith("torch.") and not told:
             yield Hit(wrap.call.node.func)

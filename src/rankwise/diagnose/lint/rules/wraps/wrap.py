@@ -8,35 +8,35 @@ import sys
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.facts import (
+    GROUP,
     SAMPLER,
     has_framework,
     is_const,
-    names_in,
     sees_one_gpu,
     spawns,
+    with_argument,
     without_keyword,
 )
 from rankwise.diagnose.lint.analysis.guards import is_local_rank
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Scope
+from rankwise.diagnose.lint.analysis.names import names_in, text_of
+from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
-from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
-_HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _BY_VARIABLES = "env://"
 
 
-@rule(
+@Rule(
     "RW202", "partial-move", "error", "medium",
     message="only parts of {name} are moved to the device before DDP wraps it: {parts}",
     why="DDP refuses a module whose parameters lie on different kinds of devices, and the parts left behind fail in forward.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def prepare(net, device):
     net.encoder.to(device)
     return DDP(net, device_ids=[device])
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def prepare(net, device):
     net.to(device)
     return DDP(net, device_ids=[device])
@@ -51,14 +51,9 @@ def partial_move(module: Module) -> Iterator[Hit]:
         made = module.binding(wrap.inner, wrap.place.scope, before=wrap.place.stmt)
         if made is not None and made.value is not None and re.search(r"\.(to|cuda)\(|device", module.text(made.value)):
             continue
-        parts = [
-            call
-            for call in wrap.place.scope.calls
-            if call.method in {"to", "cuda"}
-            and re.fullmatch(re.escape(wrap.inner) + r"\.\w+", call.base)
-            and call.base.rpartition(".")[2] not in {"module", "state_dict"}
-            and position(call.node) < position(wrap.call.node)
-        ]
+        part = re.compile(re.escape(wrap.inner) + r"\.(?!(module|state_dict)$)\w+")
+        moves = (call for call in wrap.place.scope.calls if call.method in {"to", "cuda"} and part.fullmatch(call.base))
+        parts = [call for call in moves if position(call.node) < position(wrap.call.node)]
         targets = {ast.unparse(call.node.args[0]) if call.node.args else "" for call in parts}
         if parts and len(targets) == 1 and "cpu" not in str(targets):
             yield Hit(wrap.call.node, {"name": wrap.inner, "parts": ", ".join(sorted({call.base for call in parts}))})
@@ -72,15 +67,15 @@ _KEYWORDS = frozenset(
 )
 
 
-@rule(
+@Rule(
     "RW204", "bad-ddp-kwarg", "error", "high",
     message="DistributedDataParallel has no argument {name!r}{hint}",
     why="It raises TypeError. The time limit of collectives belongs to init_process_group or new_group.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def prepare(net, limit):
     return DDP(net, timeout=limit)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def prepare(net, limit):
     torch.distributed.init_process_group("nccl", timeout=limit)
     return DDP(net)
@@ -103,15 +98,15 @@ _ALL_GPUS = re.compile(
 )
 
 
-@rule(
+@Rule(
     "RW208", "device-ids-mismatch", "warning", "high",
     message="device_ids={text}: {reason}",
     why="One process drives one device. Several ids raise ValueError; a fixed id puts all ranks on one GPU.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 def prepare(net):
     return DDP(net.cuda(), device_ids=[0, 1])
 """,
-    right=_HEAD + """
+    right=HEAD + """
 def prepare(net, local_rank):
     return DDP(net.cuda(local_rank), device_ids=[local_rank])
 """,
@@ -119,8 +114,7 @@ def prepare(net, local_rank):
 )  # fmt: skip
 def device_ids_mismatch(module: Module) -> Iterator[Hit]:
     """More than one id, or a fixed one."""
-    hidden = any(isinstance(node.value, str) and node.value == "CUDA_VISIBLE_DEVICES" for node, _ in module.strings)
-    hidden = hidden or (bool(wraps(module)) and sees_one_gpu(module))
+    hidden = "CUDA_VISIBLE_DEVICES" in module.texts or (bool(wraps(module)) and sees_one_gpu(module))
     for wrap in wraps(module):
         word = wrap.call.keyword("device_ids")
         if word is None:
@@ -137,7 +131,7 @@ def device_ids_mismatch(module: Module) -> Iterator[Hit]:
             yield Hit(word, {"text": text, "reason": "DDP takes one device per process"})
 
 
-@rule(
+@Rule(
     "RW210", "dataparallel-module", "warning", "high",
     message="nn.DataParallel copies the model to every GPU in every step, from one process: use DistributedDataParallel",
     why="One Python process drives all GPUs, splits and gathers each batch through the first, and cannot leave one machine. "
@@ -154,12 +148,12 @@ def dataparallel_module(module: Module) -> Iterator[Hit]:
         if not any(ranked & set(ast.walk(branch.node)) for branch in call.place.branches):
             yield Hit(call.node.func)
     for scope in module.scopes:
-        for base in scope.node.bases if isinstance(scope.node, ast.ClassDef) else ():
+        for base in scope.bases:
             if module.name_of(base) == "torch.nn.DataParallel":
                 yield Hit(base)
 
 
-@rule(
+@Rule(
     "RW611", "missing-init", "error", "medium",
     message="no process group: nothing here calls init_process_group before the wrap",
     why="DDP raises ValueError without a group.",
@@ -191,29 +185,22 @@ def _is_run_here(module: Module, scope: Scope, depth: int = 4) -> bool:
     """Whether the program itself comes to a place: it stands at the top, or in a function that the top calls."""
     if scope.parent is None:
         return True
-    function = next((found for found in scope.chain() if found.is_function), None)
-    calls = module.callers(function) if function is not None and depth else []
+    calls = module.callers(scope.function) if scope.function is not None and depth else []
     return any(_is_run_here(module, call.place.scope, depth - 1) for call in calls)
 
 
-@rule(
+@Rule(
     "RW614", "spawn-without-address", "error", "medium",
     message="ranks are spawned here, and nothing says where they meet: set MASTER_ADDR and MASTER_PORT, or give init_method",
     why="torchrun sets both variables; torch.multiprocessing does not. init_process_group then raises ValueError.",
-    wrong="""
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
+    wrong="import torch.multiprocessing as mp\n" + HEAD + """
 def work(rank, world_size):
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
 
 if __name__ == "__main__":
     mp.spawn(work, args=(2,), nprocs=2)
 """,
-    right="""
-import torch.distributed as dist
-import torch.multiprocessing as mp
-
+    right="import torch.multiprocessing as mp\n" + HEAD + """
 def work(rank, world_size):
     address = "tcp://127.0.0.1:29500"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
@@ -227,12 +214,14 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
     """A file that spawns its ranks, whose group is told rank and size and no address, and that names no variable."""
     if not spawns(module):
         return
-    texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
-    if has_framework(module) or any("MASTER_" in text or ("://" in text and text != _BY_VARIABLES) for text in texts):
+    told = any("MASTER_" in text or ("://" in text and text != _BY_VARIABLES) for text in module.texts)
+    if (
+        told
+        or has_framework(module)
+        or any("environ" in call.text or "env" in call.method.lower() for call in module.calls)
+    ):
         return
-    if any("environ" in call.text or "env" in call.method.lower() for call in module.calls):
-        return
-    for call in module.named("torch.distributed.init_process_group"):
+    for call in module.named(GROUP):
         given = {word.arg for word in call.node.keywords}
         method = call.argument("init_method", 1)
         by_variables = method is None or (isinstance(method, ast.Constant) and method.value == _BY_VARIABLES)
@@ -240,22 +229,17 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func)
 
 
-@rule(
+@Rule(
     "RW105", "sampler-rank", "warning", "high",
     message="the sampler wants the global rank, and gets the rank on this node: {text}",
     why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
     "read. Without the arguments the sampler asks the process group.",
-    wrong="""
-import os
-import torch
-
+    wrong="import os\n" + HEAD + """
 def make_sampler(dataset):
     local_rank = int(os.environ["LOCAL_RANK"])
     return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
 """,
-    right="""
-import torch
-
+    right=HEAD + """
 def make_sampler(dataset):
     return torch.utils.data.distributed.DistributedSampler(dataset)
 """,
@@ -266,7 +250,7 @@ def sampler_rank(module: Module) -> Iterator[Hit]:
     """rank= is a local rank."""
     for call in module.named(SAMPLER):
         given = call.argument("rank", 2)
-        if given is None or not _is_local(module, given, call) or _is_of_group(module, given):
+        if given is None or not _is_local(module, given, call.place.scope) or _is_of_group(module, given):
             continue
         edits = [edit for name in ("num_replicas", "rank") if (edit := without_keyword(module, call, name))]
         # the removals of neighbours would overlap in their comma
@@ -276,52 +260,40 @@ def sampler_rank(module: Module) -> Iterator[Hit]:
 
 def _is_of_group(module: Module, given: ast.expr) -> bool:
     """Whether the group of one machine counts by the same name."""
-    for call in module.named("torch.distributed.init_process_group"):
+    for call in module.named(GROUP):
         rank, sized = call.argument("rank", 4), call.argument("world_size", 3)
         if rank is not None and sized is not None and ast.dump(rank) == ast.dump(given):
             return not _is_of_all(module, sized, call.place.scope)
     return False
 
 
-def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bool:
+def _is_local(module: Module, given: ast.expr, scope: Scope, depth: int = 3) -> bool:
     """Whether an argument is a rank on its node: by itself, or as a parameter for which every call here gives one."""
-    if is_local_rank(given, lambda text: _bound(module, text, call)):
+    lookup, name = module.lookup(scope), text_of(given)
+    if is_local_rank(given, lookup):
         return True
-    name, scope = text_of(given), call.place.scope
     if isinstance(given, ast.Name) and scope.params[:1] == (name,) and _counts_from(scope, name):
         return True
-    if not depth or not isinstance(given, ast.Name) or name not in scope.params or _bound(module, name, call):
-        return False
-    parts = module.given(scope, name)
-    return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for found, part in parts)
+    deeper = depth > 0 and not lookup(name)
+    return deeper and module.always_given(scope, given, lambda part, at: _is_local(module, part, at, depth - 1))
 
 
 def _counts_from(scope: Scope, name: str) -> bool:
     """Whether a function makes its rank out of a parameter: node * ranks_per_node + gpu."""
-    values = (found.value for listed in scope.bindings.values() for found in listed if "rank" in found.text.lower())
+    values = (found.value for found in scope.bound if "rank" in found.text.lower())
     sums = (value for value in values if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add))
     return any(name in names_in(each) and "*" in ast.unparse(each) for each in sums)
 
 
-def _bound(module: Module, text: str, call: Call) -> ast.expr | None:
-    found = module.binding(text, call.place.scope)
-    return None if found is None else found.shown
-
-
-@rule(
+@Rule(
     "RW615", "local-rank-as-rank", "warning", "medium",
     message="the rank on its node ({text}) is given as the rank: on a second node it is there again, and no group forms",
     why="Local ranks start from 0 on each node. torchrun sets RANK; init_process_group reads it where no rank is given.",
-    wrong="""
-import os
-import torch.distributed as dist
-
+    wrong="import os\n" + HEAD + """
 local_rank = int(os.environ["LOCAL_RANK"])
 dist.init_process_group("nccl", rank=local_rank)
 """,
-    right="""
-import torch.distributed as dist
-
+    right=HEAD + """
 dist.init_process_group("nccl")
 """,
     ignore="the job never leaves one machine.",
@@ -330,10 +302,10 @@ def local_rank_as_rank(module: Module) -> Iterator[Hit]:
     """init_process_group(rank=local_rank) where the number of ranks is that of all nodes."""
     if spawns(module):
         return
-    for call in module.named("torch.distributed.init_process_group"):
+    for call in module.named(GROUP):
         rank, sized = call.argument("rank", 4), call.argument("world_size", 3)
         of_all = sized is None or _is_of_all(module, sized, call.place.scope)
-        if rank is not None and of_all and _is_local(module, rank, call):
+        if rank is not None and of_all and _is_local(module, rank, call.place.scope):
             yield Hit(rank, {"text": module.text(rank)})
 
 
@@ -342,27 +314,22 @@ def _is_of_all(module: Module, sized: ast.expr, scope: Scope, depth: int = 3) ->
     found = module.value(sized, scope)
     if found is not None and re.search(r"\bWORLD_SIZE\b", ast.unparse(found)):
         return True
-    if not depth or not isinstance(sized, ast.Name) or sized.id not in scope.params:
-        return False
-    parts = module.given(scope, sized.id)
-    return bool(parts) and all(
-        part is not None and _is_of_all(module, part, at.place.scope, depth - 1) for at, part in parts
-    )
+    return depth > 0 and module.always_given(scope, sized, lambda part, at: _is_of_all(module, part, at, depth - 1))
 
 
-@rule(
+@Rule(
     "RW217", "checkpoint-reentrant", "error", "medium",
     message="re-entrant activation checkpointing with find_unused_parameters: backward raises 'marked as ready twice'",
     why="The re-entrant variant runs backward passes inside backward, which DDP's search for unused parameters does not survive. "
     "use_reentrant=False works.",
-    wrong=_HEAD + """
+    wrong=HEAD + """
 from torch.utils.checkpoint import checkpoint
 
 def prepare(net, block, x):
     model = DDP(net, find_unused_parameters=True)
     return model, checkpoint(block, x)
 """,
-    right=_HEAD + """
+    right=HEAD + """
 from torch.utils.checkpoint import checkpoint
 
 def prepare(net, block, x):
@@ -374,19 +341,15 @@ def prepare(net, block, x):
 )  # fmt: skip
 def checkpoint_reentrant(module: Module) -> Iterator[Hit]:
     """checkpoint() without use_reentrant=False beside DDP(find_unused_parameters=True)."""
-    words = [wrap.call.keyword("find_unused_parameters") for wrap in wraps(module)]
-    graphs = [wrap.call.keyword("static_graph") for wrap in wraps(module)]
-    if not any(word is not None and is_const(word.value, True) for word in words) or any(graphs):
+    searches = any(is_const(wrap.call.argument("find_unused_parameters"), True) for wrap in wraps(module))
+    if not searches or any(wrap.call.keyword("static_graph") for wrap in wraps(module)):
         return
     for call in module.named("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential"):
         word = call.keyword("use_reentrant")
         if call.is_open and word is None:
             continue
         if word is None:
-            end = module.span(call.node)[1] - 1
-            comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
-            yield Hit(
-                call.node.func, {}, Fix("add use_reentrant=False", (Edit(end, end, f"{comma}use_reentrant=False"),))
-            )
+            edit = with_argument(module, call, "use_reentrant=False")
+            yield Hit(call.node.func, {}, Fix("add use_reentrant=False", (edit,)))
         elif is_const(word.value, True):
             yield Hit(word, {}, Fix("use_reentrant=False", (Edit(*module.span(word.value), "False"),)))
