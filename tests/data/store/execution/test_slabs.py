@@ -39,3 +39,9 @@ def test_little_work_is_left_to_one_thread():
     assert len(cut_slabs(np.arange(64), 2048, 2, work_bytes=2**20)) == 4
     assert len(cut_slabs(np.arange(64), 2048, 2, work_bytes=2**40)) == 8
     assert len(cut_slabs(np.arange(64), 2048, 2, work_bytes=6 * 2**24)) == 6
+
+
+def test_slabs_of_few_files():
+    """A slab holds all of its files open: many short files are divided, a few long ones are not."""
+    assert cut_slabs(np.arange(12), 1000, 1, work_bytes=2**40, most_files=5) == [(0, 5), (5, 10), (10, 12)]
+    assert cut_slabs(np.repeat([0, 1], 6), 1000, 1, work_bytes=2**40, most_files=2) == [(0, 12)]

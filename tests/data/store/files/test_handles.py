@@ -99,6 +99,42 @@ def test_readers_share_the_limit_of_the_process(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_batch_of_more_files_than_the_process_may_open(tmp_path):
+    """A reader opens no more files at a time than it may; told to open more, it reads them later one by one."""
+    script = textwrap.dedent("""
+        import os, resource, sys
+        import numpy as np, zarr
+        from rankwise.data.store import BoxReader, BoxRequest, read_meta
+
+        place = sys.argv[1] + "/a.zarr"
+        values = np.arange(900, dtype="i4").reshape(300, 3)
+        zarr.create_array(place, shape=(300, 3), chunks=(1, 3), dtype="i4")[:] = values
+        starts = np.stack([np.arange(300), np.zeros(300, dtype=np.int64)], axis=1)
+        request = BoxRequest(
+            arrays=(read_meta(place),), which=np.zeros(300, dtype=np.int64), starts=starts, shape=(1, 3),
+            dtype=np.dtype("i4"),
+        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+        def read(reader):
+            out = np.zeros((300, 1, 3), dtype="i4")
+            (report,) = reader.read([(reader.plan(request), out)])
+            return report, out
+
+        for most, threads in ((None, 3), (1000, 1)):
+            reader = BoxReader(cache=0, threads=threads, max_open_files=most)
+            report, out = read(reader)
+            assert report.valid.all() and np.array_equal(out[:, 0], values), report.errors[:1]
+            assert (reader.stats.retries > 0) == (most is not None)
+            reader.close()
+        held = [open(os.devnull) for _ in range(100 - len(os.listdir("/proc/self/fd")))]
+        print(read(BoxReader(cache=0, threads=1))[0].errors[0].error)
+    """)
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Too many open files, this process may open 100: raise that (ulimit -n 4096)" in done.stdout
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_opens_files():
     """A thread of the parent had just made a cache of its own."""

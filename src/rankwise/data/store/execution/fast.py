@@ -123,7 +123,10 @@ class FastChunks:
         to_read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
         placed = self._out.nbytes if self._dense is None else 0  # zeros of dense rows are not placed
         work = placed + int((self._chunk_bytes[to_read] + _READ_BYTES).sum())  # reads are counted as bytes
-        return cut_slabs(self._file, int(self._chunk_bytes.max()), self._context.crew.num_threads, work_bytes=work)
+        num_threads = self._context.crew.num_threads
+        most_files = max(1, self._context.handles.capacity // num_threads)  # a slab holds all of its files open
+        size = int(self._chunk_bytes.max())
+        return cut_slabs(self._file, size, num_threads, work_bytes=work, most_files=most_files)
 
     def task(self, first: int, last: int) -> Callable[[], None]:
         """Return a task; requests its bytes behind URLs immediately."""
@@ -194,7 +197,9 @@ class FastChunks:
         files = self._open(first, last, unread)
         pieces = [] if requested is None else self._receive(*requested, unread)
         self._decode(first, last)
-        del files, pieces
+        # Emptied: the error of a file that could not be opened keeps the frame which opened the others, with their list
+        files.clear()
+        pieces.clear()
         for at, failure in unread.items():
             self._refuse(at, failure)
 

@@ -144,7 +144,9 @@ _FEW, _MANY = 2, 4  # slabs of a thread, at least and at most, for an even distr
 _WORTH_BYTES = 2**18  # processing these takes about as long as handing out a task
 
 
-def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes: int) -> list[tuple[int, int]]:
+def cut_slabs(
+    file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes: int, most_files: int = 2**31
+) -> list[tuple[int, int]]:
     """Return runs ``first:last`` of chunks, each for one thread at a time, in the order in which threads take them.
 
     The chunks of a file stay in order. If several files are long, their runs alternate: on network file systems, reads
@@ -155,6 +157,7 @@ def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes:
         chunk_bytes: bytes of a decoded chunk.
         num_threads: threads that will take them.
         work_bytes: approximate number of bytes to process; for few bytes more threads do not help.
+        most_files: most files of a run.
     """
     parts = max(
         1, min(_FEW * num_threads, work_bytes // _WORTH_BYTES), min(_MANY * num_threads, work_bytes // _GOOD_BYTES)
@@ -165,6 +168,8 @@ def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes:
     most = max(1, min(fair, _SLAB_BYTES // max(1, chunk_bytes)))
     slabs: list[tuple[int, int, int]] = []
     edges = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
+    if len(edges) - 1 > most_files:
+        most = min(most, most_files)
     begin = 0
     for edge in edges[1:]:
         if edge - begin < most and edge != len(file):

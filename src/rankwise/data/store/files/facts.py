@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.data.contract import IntArray
-from rankwise.data.store.files.handles import identity_of, local_identity
+from rankwise.data.store.files.handles import free_handles, identity_of, local_identity
 from rankwise.data.store.meta import ArrayMeta, read_meta
 from rankwise.data.store.remote import Part, RemoteFiles, TransferError
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
@@ -284,6 +284,7 @@ class FactsCache:
         ]
 
         def read_again(at: int) -> None:
+            free_handles(found[at].error)
             found[at] = _read_local(arrays[at], paths[at])
 
         retries = retry_failed(lambda: [at for at, facts in enumerate(found) if is_temporary(facts.error)], read_again)

@@ -17,6 +17,7 @@ __all__ = [
     "HandleCache",
     "OpenFile",
     "file_limit",
+    "free_handles",
     "identity_of",
     "local_identity",
     "local_size",
@@ -31,12 +32,17 @@ _NUM_DOORS = 16  # this many files can be opened concurrently
 
 def file_limit() -> int:
     """Return how many files a reader may keep open: half of the process limit minus 64, from 16 to 4,096."""
+    soft = _soft_limit()
+    return _RESERVED if soft is None else min(MOST_FILES, max(16, (soft - _RESERVED) // 2))
+
+
+def _soft_limit() -> int | None:
     try:
         import resource
     except ImportError:
-        return _RESERVED
+        return None
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_FILES if soft == resource.RLIM_INFINITY else min(MOST_FILES, max(16, (soft - _RESERVED) // 2))
+    return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:
@@ -160,13 +166,31 @@ def _opened(path: str) -> OpenFile:
     try:
         return OpenFile(path)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if not free_handles(error):
             raise
+    try:
+        return OpenFile(path)
+    except OSError as error:
+        free_handles(error)
+        raise
+
+
+def free_handles(error: object) -> bool:
+    """If an error says that no file can be opened, close half of all files that are kept; return whether it does.
+
+    The error gets the limit and what to do.
+    """
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return False
     with _CACHES_LOCK:
         caches = list(_CACHES)
     for cache in caches:
         cache.halve()
-    return OpenFile(path)
+    if error.errno == errno.EMFILE:
+        error.strerror = (
+            f"{os.strerror(errno.EMFILE)}, this process may open {_soft_limit()}: raise that (ulimit -n 4096)"
+        )
+    return True
 
 
 _LOG = logging.getLogger(__name__)
