@@ -135,9 +135,7 @@ def with_plateau(run, stop=None):
 
     hooks = Hooks(step_end=step_end, validation_end=lambda trainer, epoch, values: plateau.step(values["val_loss"]))
     parts = {"reducelronplateau": Replicated(plateau)}
-    trainer = Trainer(
-        model, optimizer, losses, world=World.single(), run=run, hooks=hooks, parts=parts, progress=False
-    )
+    trainer = Trainer(model, optimizer, losses, world=World.single(), run=run, hooks=hooks, parts=parts, progress=False)
     with contextlib.suppress(StopError):
         trainer.fit(loader(World.single()), val=loader(World.single(), 10), epochs=4)
     return torch.cat([p.detach().flatten() for p in model.parameters()]), optimizer.param_groups[0]["lr"]

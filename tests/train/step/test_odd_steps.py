@@ -92,7 +92,7 @@ def test_an_overflow_of_a_stand_in_leaves_no_trace():
 
 
 def frozen_later(world):
-    """What is said, and whether the frozen weights stay, if a layer is frozen after the second step, or before the first."""
+    """What is said, and whether the frozen weights stay, if a layer is frozen after the second or before any step."""
     found = {}
     for find_unused, first in ((False, 2), (True, 2), (False, 0)):
         torch.manual_seed(0)
@@ -217,9 +217,7 @@ def counted(world):
     model = prepare(Counting().double(), world)
     arrays, order = {"x": np.ones((21, 6))}, Order(21, batch_size=10, seed=1)
     loader = ArrayLoader(arrays, order, seed=1, rank=world.rank, world_size=world.world_size)
-    step = ExactStep(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b["x"]).mean(1), world=world
-    )
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b["x"]).mean(1), world=world)
     for each in loader:
         step(each)
     inner = getattr(model, "module", model)

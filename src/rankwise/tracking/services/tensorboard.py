@@ -16,7 +16,9 @@ _log = logging.getLogger("rankwise.tracking")
 
 
 class TensorBoardSink:
-    """Writes scalars for TensorBoard; a resumed attempt purges the steps that became invalid. A failed write ends it, not the run.
+    """Writes scalars for TensorBoard; a resumed attempt purges the steps that became invalid.
+
+    A failed write ends it, not the run.
 
     Args:
         folder: folder for the event files.
