@@ -30,8 +30,10 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True, mode: int =
                 file.flush()
                 os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or os.fspath(path)  # that of a full disk has no name
         raise
     if durable:
         fsync_folder(path.parent)

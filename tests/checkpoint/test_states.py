@@ -189,3 +189,25 @@ def test_an_optimizer_saved_by_number_is_restored_by_order(tmp_path):
     two = torch.optim.AdamW([{"params": other[0].parameters()}, {"params": other[1].parameters()}])
     with pytest.raises(CheckpointError, match="has 2 parameter groups here, 1 in the checkpoint"):
         checkpointer.restore({"optimizer": OptimizerState(two, other)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_numbers_keep_their_dtype(tmp_path, dtype):
+    """NAdam's product of momenta is float32: torch's loading casts it to the parameter's dtype, and the run to others."""
+    ends = []
+    for stop in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(dtype)
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
+        for number in range(12):
+            if stop and number == 6:
+                folder = Checkpointer(tmp_path, world=World.single())
+                folder.save(6, {"optimizer": OptimizerState(optimizer, model)})
+                optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
+                folder.restore({"optimizer": OptimizerState(optimizer, model)})
+            optimizer.zero_grad()
+            model(torch.ones(4, 3, dtype=dtype)).square().sum().backward()
+            optimizer.step()
+        ends.append(model.weight.detach().clone())
+        assert {state["mu_product"].dtype for state in optimizer.state.values()} == {torch.float32}
+    assert torch.equal(*ends)

@@ -119,6 +119,19 @@ def failing(world):
         return guard.active, guard.num_checked, said.texts
 
 
+def unfrozen(world):
+    """A layer is unfrozen between the backward pass and the step."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    model = DistributedDataParallel(model)
+    with guarded(model, world=world) as guard:
+        model(torch.randn(3, 4)).square().mean().backward()
+        model.module[0].requires_grad_(True)
+        with pytest.raises(GuardError) as said:
+            guard.step()
+    return str(said.value)
+
+
 def make_trainer(world, step_fn=None, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
@@ -159,7 +172,7 @@ def trainers(world, folder):
 
 
 def all_cases(world, folder):
-    cases = (count_collectives, failing, partial(trainers, folder=folder), missing)
+    cases = (count_collectives, failing, unfrozen, partial(trainers, folder=folder), missing)
     return {getattr(case, "func", case).__name__: case(world) for case in cases}
 
 
@@ -201,6 +214,12 @@ def test_a_check_that_fails_says_nothing(told):
     assert "'random' has no result: it failed on rank 1 with ZeroDivisionError" in "\n".join(said)
     assert "on rank 1 with IndexError" in "\n".join(said)
     assert told[1]["failing"][2] == []
+
+
+def test_a_layer_that_is_unfrozen_before_the_step(told):
+    """Torch does not wait for it at the next forward, as it does for unused ones: it is never reduced."""
+    for of_rank in told:
+        assert "0.weight, 0.bias: they were unfrozen after wrapping, so their gradients are not" in of_rank["unfrozen"]
 
 
 def test_trainers_look_by_default(told):

@@ -243,7 +243,9 @@ def test_own_variables_of_options(launcher):
 
 
 def test_own_variables_without_options(launcher):
-    """Without options, only what the user has set stays: no FRESH and no vitals of an outer launch."""
+    """Without options, what the user has set stays; FRESH and vitals of an outer launch do not."""
+    done = launcher.run("--nproc", 1, launcher.script(OWN), env={"RANKWISE_FRESH": "1"})
+    assert done.stdout.strip() == "[None, '1', None] None"
     outer = {"RANKWISE_FRESH": "1", "RANKWISE_VITALS": "/outer"}
     done = launcher.run("--nproc", 1, launcher.script(OWN), env=outer)
     assert done.stdout.strip() == "[None, None, None] None"

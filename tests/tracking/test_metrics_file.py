@@ -128,6 +128,14 @@ def test_no_file_is_no_lines(tmp_path):
     assert read_metrics(tmp_path) == read_metrics(tmp_path / "metrics.jsonl") == []
 
 
+def test_text_that_is_not_utf_8_comes_back(tmp_path):
+    """A name of a file may hold any bytes, and then stands in a tag."""
+    path = tmp_path / "metrics.jsonl"
+    append(path, encode_line({"step": 1, "attempt": 1, "file": os.fsdecode(b"caf\xe9 \xc3\xa9")}, {"a": math.nan}))
+    (back,) = read_metrics(path)
+    assert os.fsencode(back["file"]) == b"caf\xe9 \xc3\xa9"
+
+
 FOREIGN = [
     {"loss": 1.0},
     {"attempt": "one", "step": 1},

@@ -46,13 +46,15 @@ def process(path):
 
 def test_attempts_count_and_record_their_surroundings(tmp_path):
     """Each opening is an attempt of its own; what made the run is kept once, what surrounded it each time."""
+    command = ["train.py", os.fsdecode(b"caf\xe9.zarr")]  # a name of a file may hold any bytes
     for attempt, world_size in ((1, 2), (2, 3)):
-        with opened(tmp_path / "deep" / "run", environment={"world_size": world_size}) as run:
+        with opened(tmp_path / "deep" / "run", environment={"world_size": world_size, "command": command}) as run:
             assert (run.attempt, run.resumed, run.finished) == (attempt, attempt > 1, None)
     record = json.loads((tmp_path / "deep" / "run" / "config.json").read_text())
     assert record["config"] == CONFIG
     assert {number: env["world_size"] for number, env in record["environment"].items()} == {"1": 2, "2": 3}
     assert record["environment"]["2"]["pid"] == os.getpid()
+    assert record["environment"]["2"]["command"] == command
 
 
 def test_another_configuration_is_refused_key_by_key(tmp_path):

@@ -231,3 +231,34 @@ def test_what_waits_is_dropped_where_the_run_is_lost(tmp_path):
             tracker.flush()
         tracker.log(3, {"loss": 1.0})
     assert [line["step"] for line in read_metrics(path)] == [1]
+
+
+def test_a_tensorboard_that_cannot_write_does_not_stop_the_run(tmp_path, caplog):
+    """It is said once; the lines go on, and closing is quiet."""
+    with opened(tmp_path) as run, Tracker(run, world=World.single(), tensorboard=True) as tracker:
+        tracker.log(1, {"loss": 1.0})
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        tracker._sinks[1]._writer.add_scalar = full
+        tracker.log(2, {"loss": 2.0})
+        tracker.log(3, {"loss": 3.0})
+        tracker.table(3, "few", {"a": [1]})
+    assert [line["loss"] for line in read_metrics(tmp_path)] == [1.0, 2.0, 3.0]
+    (said,) = [record.getMessage() for record in caplog.records if "TensorBoard" in record.getMessage()]
+    assert said.endswith("has all lines: [Errno 28] No space left on device")
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    """The system's error of a descriptor has no name."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path) as run, Tracker(run, world=World.single()) as tracker:
+        tracker.log(1, {"loss": 1.0})
+        monkeypatch.setattr("rankwise.tracking.metrics_file.os.write", full)
+        with pytest.raises(OSError, match=r"No space left on device: .*metrics\.jsonl"):
+            tracker.log(2, {"loss": 2.0})
+        monkeypatch.undo()

@@ -69,7 +69,7 @@ def plan_restore(
     if refused:
         raise CheckpointError(
             f"{info.path} lacks {', '.join(refused)}; it holds {', '.join(info.parts)}. Pass "
-            f"allow_missing={refused!r} to continue without them"
+            f"allow_missing={refused!r} to restore() to continue without them (a Trainer: leave them out of parts=)"
         )
     resized = info.world_size != world.world_size
     found = {name: (part, info.parts[name]) for name, part in parts.items() if name in info.parts}

@@ -106,6 +106,7 @@ class OptimizerState:
         own = {id(param) for param in _params(self._inner)}
         _refuse_other_groups(saved["param_groups"], [[names[id(p)] for p in group["params"]] for group in groups])
         filled: dict[int, Any] = {}
+        numbered: dict[int, Any] = {}
         number, out = 0, []
         for group, old in zip(groups, saved["param_groups"], strict=True):
             numbers = list(range(number, number + len(group["params"])))
@@ -113,10 +114,13 @@ class OptimizerState:
                 name = names[id(param)]
                 if name in saved["state"] and id(param) in own:
                     filled[number] = _fitted_state(saved["state"][name], param, name)
+                    numbered[number] = param
                 number += 1
             kept = {key: value for key, value in old.items() if key != "param_names"}
             out.append({**{key: group[key] for key in ("param_names",) if key in group}, **kept, "params": numbers})
         self._optimizer.load_state_dict({"state": filled, "param_groups": out})
+        for number, param in numbered.items():
+            _keep_scalars(self._inner.state[param], filled[number], param)
 
     def _pieces(self, values: Any) -> Any:
         """Return the state of one parameter in the form that this rank writes."""
@@ -206,6 +210,14 @@ def _fitted_state(values: Any, param: Any, name: str) -> Any:
             f"{list(shape)}: fully_shard needs states of the parameter's shape. Continue with strategy='ddp' or 'zero1'"
         )
     return {key: _fitted(value, param if same[key] else None, f"{name}[{key!r}]") for key, value in values.items()}
+
+
+def _keep_scalars(state: Any, saved: Any, param: Any) -> None:
+    """Give numbers in a parameter's state the dtype in which they were saved: torch casts them to the parameter's."""
+    for key, value in saved.items() if isinstance(saved, Mapping) and param.ndim else ():
+        loaded = state[key]
+        if getattr(value, "ndim", None) == 0 and loaded.dtype != value.dtype:
+            state[key] = value.to(loaded.device)
 
 
 def _by_name(state: Mapping[str, Any], names: list[str]) -> Mapping[str, Any]:

@@ -159,8 +159,7 @@ class Gradients(Check):
         known = {id(p) for p in getattr(wrapper, "_module_parameters", wrapper.module.parameters())}
         if late := [n for n, p in now.items() if p.requires_grad and (id(p) not in known or n in self._frozen)]:
             how = "unfrozen" if self._frozen.issuperset(late) else "added"
-            what = f"{listed(late)} were {how} after wrapping, so their gradients are not reduced"
-            yield what, "Add and replace layers, and unfreeze parameters, before wrapping"
+            yield f"{listed(late)} were {how} {_LATE}", _BEFORE
         moved = [n for n, p in now.items() if n in self._placed and (p.dtype, p.device) != self._placed[n]]
         noted = _dtypes_at_wrap(wrapper)
         if moved or (noted and noted != {str(p.dtype) for p in wrapper.module.parameters() if p.requires_grad}):
@@ -178,6 +177,8 @@ class Gradients(Check):
             yield f"the loss does not depend on {listed(unused)}, so other gradients wait for theirs", _FREEZE
 
 
+_LATE = "after wrapping, so their gradients are not reduced"
+_BEFORE = "Add and replace layers, and unfreeze parameters, before wrapping"
 _FREEZE = (
     "Freeze them with requires_grad_(False) before wrapping, remove them, or wrap with find_unused_parameters=True"
 )
@@ -316,6 +317,7 @@ class Unused(Check):
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
         self._needless = 0
+        self._frozen = {plain_name(n) for n, p in subject.model.named_parameters() if not p.requires_grad}
 
     def facts(self) -> tuple[bool, list[str]] | None:
         """Return whether the wrapper searches for unused parameters, and which got no gradient."""
@@ -346,11 +348,13 @@ class Unused(Check):
                     certain=False,
                 )
         elif names and not any(earlier.check == "gradients" for earlier in step.found):
+            late = [name for name in names if name in self._frozen]  # unfrozen since the step's pass
+            what = "the loss does not depend on them, and DistributedDataParallel fails at the next forward"
             step.report(
                 self.name,
                 range(step.world.world_size),
-                listed(names),
+                listed(late or names),
                 wanted="a gradient for every trainable parameter",
-                came="the loss does not depend on them, and DistributedDataParallel fails at the next forward",
-                mend=_FREEZE,
+                came=f"they were unfrozen {_LATE}" if late else what,
+                mend=_BEFORE if late else _FREEZE,
             )

@@ -22,7 +22,8 @@ def mode_in(folder: Path) -> int:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` to `path` atomically, see `write_whole`."""
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
-    write_whole(path, f"{text}\n".encode(), mode=mode_in(path.parent))
+    # names of files need not be UTF-8: their odd bytes, surrogates in Python, become JSON's own escapes
+    write_whole(path, f"{text}\n".encode(errors="backslashreplace"), mode=mode_in(path.parent))
 
 
 def read_json(path: Path, *, mend: str = "restore it from a copy") -> dict[str, Any] | None:

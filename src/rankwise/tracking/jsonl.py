@@ -76,13 +76,17 @@ class JsonlSink:
     def _append(self, lines: bytes) -> None:
         # Another attempt may begin between the check and the write: its first line invalidates these lines. The open
         # file is the one that was checked: it stays with a run that is moved away.
-        if self._open and self._run is not None and self._run.is_undisturbed():
-            append_line(self._open[0], lines)
-            return
-        with self._fence():
-            _close(self._open)  # closing makes the data visible to other clients of a network file system
-            self._open.append(open_lines(self._path))
-            append_line(self._open[0], lines)
+        try:
+            if self._open and self._run is not None and self._run.is_undisturbed():
+                append_line(self._open[0], lines)
+                return
+            with self._fence():
+                _close(self._open)  # closing makes the data visible to other clients of a network file system
+                self._open.append(open_lines(self._path))
+                append_line(self._open[0], lines)
+        except OSError as error:  # of a descriptor, which has no name
+            error.filename = error.filename or os.fspath(self._path)
+            raise
         if self._run is None:
             _close(self._open)
 

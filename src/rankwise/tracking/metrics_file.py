@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -47,11 +48,12 @@ def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes
     JSON has no NaN: a bare NaN would break every strict parser, and a string would change the type.
     """
     try:
-        return _ENCODER.encode({**record, **values}).encode() + b"\n"
+        text = _ENCODER.encode({**record, **values})
     except ValueError:  # the encoder refuses them
         odd = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
         known = {name: None if name in odd else value for name, value in values.items()}
-        return _ENCODER.encode({**record, **known, "nonfinite": odd}).encode() + b"\n"
+        text = _ENCODER.encode({**record, **known, "nonfinite": odd})
+    return text.encode(errors="backslashreplace") + b"\n"  # as `write_json`
 
 
 def open_lines(path: Path) -> int:
@@ -64,7 +66,8 @@ def append_line(fd: int, line: bytes) -> None:
     written = os.write(fd, line)
     if written != len(line):  # a torn line would spoil the next one
         os.ftruncate(fd, os.fstat(fd).st_size - written)
-        raise OSError(f"only {written} of {len(line)} bytes of a line of metrics could be written: the disk is full")
+        what = f"only {written} of {len(line)} bytes of a line of metrics could be written: the disk is full"
+        raise OSError(errno.ENOSPC, what)
 
 
 def repair_tail(path: Path) -> None:

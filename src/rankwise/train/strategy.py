@@ -35,7 +35,7 @@ from rankwise.train.models.wrapped_models import (
 )
 from rankwise.train.step.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.step.output import read_output
-from rankwise.train.step.warmup import held_sample
+from rankwise.train.step.warmup import held_sample, reduced_names
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -281,7 +281,7 @@ def prepare(
         prepared = model
     else:
         prepared = replicate(model.to(world.device), world, options, comm_hook)
-        record = Prepared(strategy=strategy, group=group_of(world))
+        record = Prepared(strategy=strategy, group=group_of(world), reduced=reduced_names(prepared))
     if compiler is not None and record.strategy != "fsdp":
         import torch
 

@@ -16,7 +16,7 @@ from rankwise.tracking import Progress
 from rankwise.train.loaders.agreement import agree, data_facts
 from rankwise.train.loaders.foreign import check_loader, check_val
 from rankwise.train.loaders.streams import as_held_out, as_steps
-from rankwise.train.loop.configuration import read_options, run_record
+from rankwise.train.loop.configuration import optimizer_record, read_options, run_record
 from rankwise.train.loop.hooks import HookChain
 from rankwise.train.loop.loop import FitResult, Loop, found_finished, is_done, steps_left
 from rankwise.train.loop.parts import checked_parts, training_parts
@@ -136,6 +136,7 @@ class Trainer:
         self._show_progress = progress
         self.session: Session | None = None
         self._fitted_epochs: int | None = None
+        self._optimizer_records: tuple[JSON, JSON] | None = None  # as the last `fit` found it, and as it left it
         self._counted = counted
 
     def fit(self, train: Any, *, val: Any = None, epochs: int = 1) -> FitResult:
@@ -183,6 +184,7 @@ class Trainer:
                 )
             )
             self.session = session
+            stack.callback(self._note_optimizer, session.record["optimizer"])
             if session.finished is not None:
                 session.restore()
                 if is_done(session, train, epochs, self.options.limit_steps):
@@ -314,8 +316,11 @@ class Trainer:
         facts = {"epochs": epochs, "seed of the world": self.world.seed, **data_facts("train", train)}
         return {**facts, "validation": val is not None, **({} if val is None else data_facts("val", val))}
 
+    def _note_optimizer(self, before: JSON) -> None:
+        self._optimizer_records = (before, optimizer_record(self.optimizer))
+
     def _record(self, train: BaseLoader, epochs: int) -> dict[str, JSON]:
-        return run_record(
+        record = run_record(
             model=unwrapped(self.model),
             optimizer=self.optimizer,
             scheduler=self.scheduler,
@@ -327,6 +332,10 @@ class Trainer:
             user=self._config,
             init_from=None if self._choice.init_from is None else os.fspath(self._choice.init_from),
         )
+        # what a schedule or a hook has changed during the last `fit` is not another configuration
+        if self._optimizer_records is not None and record["optimizer"] == self._optimizer_records[1]:
+            record["optimizer"] = self._optimizer_records[0]
+        return record
 
     def _progress(self, session: Session, train: BaseLoader, epochs: int) -> Progress:
         left, limit = steps_left(train, epochs), self.options.limit_steps

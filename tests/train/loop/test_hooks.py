@@ -341,3 +341,10 @@ def test_a_trainer_that_is_gone_frees_what_it_held(left_alive):
         return map(weakref.ref, (model, loader, trainer))
 
     assert left_alive(train) == [None] * 3
+
+
+@pytest.mark.parametrize("event", ["numbers", "rank_numbers"])
+def test_a_hook_that_returns_no_numbers_is_named(event):
+    """A function that prints instead of returning."""
+    with pytest.raises(ConfigError, match=rf"a hook's {event} must return numbers by name, a dict; got None"):
+        fit(World.single(), hooks=Hooks(**{event: lambda trainer: None}))

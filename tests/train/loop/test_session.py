@@ -339,3 +339,30 @@ def test_checkpoints_are_found_by_the_name_of_the_run():
     info = Checkpointer("run", world=World.single()).newest()
     weights = Checkpointer("run", world=World.single()).read(info, "model")
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_run_goes_on_in_its_process_with_what_a_schedule_has_changed():
+    """OneCycleLR moves Adam's betas too: more epochs are not another configuration. Another rate by hand is."""
+
+    def one_cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)
+
+    trainer = make_trainer(scheduler=one_cycle)
+    trainer.fit(make_loader(), epochs=1)
+    assert trainer.optimizer.param_groups[0]["betas"][0] != 0.95
+    assert trainer.fit(make_loader(), epochs=2).num_steps == 8
+    trainer.optimizer.param_groups[0]["eps"] = 1e-3
+    with pytest.raises(RunDirError, match=r"optimizer.group 0.eps: 1e-08 -> 0.001"):
+        trainer.fit(make_loader(), epochs=3)
+
+
+def test_metrics_of_any_name_and_value_are_found_finished():
+    """A metric named num_steps does not replace the run's own; one that is NaN stays a number."""
+
+    def odd(model, batch):
+        return step(model, batch), {"num_steps": (2.5, 1), "nothing": (0.0, 0.0)}
+
+    _, first = fit(step_fn=odd)
+    _, found = fit(step_fn=odd)
+    assert (found.already_finished, found.num_steps) == (True, first.num_steps)
+    assert np.isnan([first.metrics["nothing"], found.metrics["nothing"]]).all()

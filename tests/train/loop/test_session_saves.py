@@ -1,5 +1,6 @@
 """The checkpoints of a run: written by a thread, the best of them kept, and resumed to the bit all the same."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,44 @@ def test_the_best_epochs_stay(tmp_path, monkeypatch):
     newest = found.newest()
     assert newest.step == 12
     assert newest.metrics["val_loss"] <= best.metrics["val_loss"]
+
+
+def with_plateau(run, stop=None):
+    """Train as the error for ReduceLROnPlateau says; return weights and learning rate."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=4.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5, factor=0.5)
+
+    def step_end(trainer, _report):
+        if trainer.session.progressed.num_steps == stop:
+            raise StopError
+
+    hooks = Hooks(step_end=step_end, validation_end=lambda trainer, epoch, values: plateau.step(values["val_loss"]))
+    parts = {"reducelronplateau": Replicated(plateau)}
+    trainer = Trainer(model, optimizer, losses, world=World.single(), run=run, hooks=hooks, parts=parts, progress=False)
+    with contextlib.suppress(StopError):
+        trainer.fit(loader(World.single()), val=loader(World.single(), 10), epochs=4)
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), optimizer.param_groups[0]["lr"]
+
+
+def test_a_schedule_that_needs_a_value_is_resumed(tmp_path):
+    """Stepped before the checkpoint of the epoch: a restart goes on with the rate that the epoch decided."""
+    wanted, rate = with_plateau(tmp_path / "whole")
+    with_plateau(tmp_path / "crashed", stop=9)
+    found, same = with_plateau(tmp_path / "crashed")
+    assert rate == same < 4.0
+    assert torch.equal(wanted, found)
+
+
+def test_a_run_that_a_hook_ends_after_an_epoch_keeps_that_epochs_values(tmp_path):
+    """Its checkpoint is written again, as the last one; it may be the best."""
+    model = nn.Linear(4, 2).double()
+    hooks = Hooks(epoch_end=lambda trainer, epoch, values: trainer.stop("enough") if epoch else None)
+    options = {"keep": 1, "keep_best": 1, "best_metric": "loss", "run": tmp_path / "run", "progress": False}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    result = Trainer(model, optimizer, losses, world=World.single(), hooks=hooks, **options).fit(
+        loader(World.single()), epochs=5
+    )
+    best = Checkpointer(tmp_path / "run", world=World.single(), metric="loss").best()
+    assert (best.step, best.metrics) == (result.num_steps, {"loss": result.metrics["loss"]})

@@ -185,7 +185,7 @@ def test_schedulers_that_want_a_value_are_refused():
     """ReduceLROnPlateau would fail at the first step; the message says where it is stepped."""
     model = make_model()
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer := sgd(model))
-    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau.step needs metrics.*epoch_end=.*parts="):
+    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau.step needs metrics.*validation_end=.*parts="):
         make_trainer(model, optimizer, scheduler=plateau)
     with pytest.raises(ConfigError, match="scheduler= must be one object with a step"):
         ExactStep(model, optimizer, squares, world=World.single(), scheduler=[])

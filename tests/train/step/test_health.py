@@ -135,3 +135,19 @@ def calls_of_steps(world, run, save_every):
 def test_looking_costs_no_collective():
     """A step has none, a step that is logged the one that it had."""
     assert run_ranks(calls_of_steps, 2, False, None) == [[1, 0, 1, 0, 1]] * 2
+
+
+def test_float16_weights_are_suspected_before_the_samples(tmp_path):
+    """Adam divides by numbers that float16 rounds to zero; the samples of the next step are not to blame."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1).half()
+    trainer = Trainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.1),
+        lambda model, batch: model(batch["x"].half())[:, 0] ** 2 * 1e-3,
+        world=World.single(),
+        run=tmp_path / "run",
+        progress=False,
+    )
+    with pytest.raises(StepError, match=r"parameters are float16.*keep the model in float32.*else .*samples"):
+        trainer.fit(make_loader(World.single()), epochs=2)

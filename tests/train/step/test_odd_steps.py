@@ -1,4 +1,4 @@
-"""Under each strategy: steps without any weight, and optimizers whose state has not the parameter's shape."""
+"""Under each strategy: steps without any weight, odd optimizers, and buffers that a pass replaces."""
 
 from itertools import pairwise
 
@@ -92,9 +92,9 @@ def test_an_overflow_of_a_stand_in_leaves_no_trace():
 
 
 def frozen_later(world):
-    """What is said, and whether the frozen weights stay, if a layer is frozen after the second step."""
+    """What is said, and whether the frozen weights stay, if a layer is frozen after the second or before any step."""
     found = {}
-    for find_unused in (False, True):
+    for find_unused, first in ((False, 2), (True, 2), (False, 0)):
         torch.manual_seed(0)
         model = prepare(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).double(), world, find_unused=find_unused)
         step = ExactStep(model, torch.optim.AdamW(model.parameters()), lambda m, b: m(b["x"]).mean(1), world=world)
@@ -103,20 +103,22 @@ def frozen_later(world):
         said, weights = "", []
         try:
             for number, each in enumerate(loader):
-                model.module[0].requires_grad_(number < 2)
+                model.module[0].requires_grad_(number < first)
                 step(each)
                 weights.append(model.module[0].weight.detach().clone())
         except StepError as error:
             said = str(error)
-        found[find_unused] = said, [not torch.equal(a, b) for a, b in pairwise(weights)]
+        found[find_unused, first] = said, [not torch.equal(a, b) for a, b in pairwise(weights)]
     return found
 
 
 def test_layers_that_are_frozen_in_mid_run_are_named():
     """Torch counts the parameters that were trainable when it wrapped the model, not those of now."""
     for found in run_ranks(frozen_later, 2):
-        assert found[False][0].startswith("0.weight, 0.bias became frozen after the model was prepared")
-        assert found[True] == ("", [True, False, False, False])
+        for first in (2, 0):
+            said, _ = found[False, first]
+            assert said.startswith("0.weight, 0.bias became frozen after the model was prepared")
+        assert found[True, 2] == ("", [True, False, False, False])
 
 
 def factored(world, folder):
@@ -192,3 +194,65 @@ def test_an_error_of_the_evaluation_says_where_it_came():
     with pytest.raises(KeyError, match="labels") as caught:
         evaluate(model, val, fails, world=World.single())
     assert caught.value.__notes__ == ["in the evaluation on rank 0, with the samples 0, 1, 2, 3"]
+
+
+class Counting(nn.Module):
+    """Replaces its buffers in the forward pass, instead of writing into them; one of them does not exist at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("num_passes", torch.zeros(()))
+        self.register_buffer("first", None)
+
+    def forward(self, x):
+        if self.training:
+            self.num_passes = self.num_passes + 1
+            self.first = self.num_passes if self.first is None else self.first
+        return self.layer(x)
+
+
+def counted(world):
+    """Train over 21 samples: in the last step one rank has none."""
+    model = prepare(Counting().double(), world)
+    arrays, order = {"x": np.ones((21, 6))}, Order(21, batch_size=10, seed=1)
+    loader = ArrayLoader(arrays, order, seed=1, rank=world.rank, world_size=world.world_size)
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: m(b["x"]).mean(1), world=world)
+    for each in loader:
+        step(each)
+    inner = getattr(model, "module", model)
+    return len(each[0].ids), float(inner.num_passes), float(inner.first)
+
+
+def test_buffers_that_are_replaced_do_not_count_passes_of_weight_zero():
+    """Neither the pass before the first step, which every restart repeats, nor that of a stand-in stays in them."""
+    assert counted(World.single()) == (1, 3.0, 1.0)
+    assert run_ranks(counted, 2) == [(0, 2.0, 1.0), (1, 3.0, 1.0)]
+
+
+def made_with_state(world):
+    """Train with Adagrad, whose state exists before the first step, under each strategy."""
+    found = {}
+    for strategy in ("ddp", "zero1", "fsdp"):
+        step, model, _, batches = make(world, strategy, torch.optim.Adagrad)
+        for each in batches:
+            step(each)
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+        optimizer = torch.optim.Adagrad(plain.parameters(), lr=0.05)  # of the plain model
+        model2 = prepare(plain, world, strategy=strategy)
+        step = ExactStep(
+            model2, prepare_optimizer(optimizer, model2), lambda m, b: (m(b["x"]) ** 2).mean(1), world=world
+        )
+        for each in batches:
+            step(each)
+        found[strategy] = whole(model), whole(model2)
+    return found
+
+
+def test_an_optimizer_that_is_made_with_its_state_is_sharded():
+    """It was refused, as one that has already taken steps."""
+    alone = made_with_state(World.single())["ddp"]
+    for found in run_ranks(made_with_state, 2):
+        for strategy, ends in found.items():
+            torch.testing.assert_close(ends, alone, rtol=1e-12, atol=1e-14, msg=strategy)

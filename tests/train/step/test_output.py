@@ -25,7 +25,8 @@ def test_the_three_forms_are_one():
     """Per-sample losses, their mean, and (sum, weight) mean the same on a batch without padding."""
     batch = make_batch()
     losses = with_graph(5)
-    for answer in (losses, losses.mean(), (losses.sum(), 5), (losses.sum(), torch.tensor(5.0)), [losses.sum(), 5.0]):
+    weights = (5, 5.0, np.int64(5), np.float32(5), torch.tensor(5.0))
+    for answer in (losses, losses.mean(), *((losses.sum(), weight) for weight in weights), [losses.sum(), 5.0]):
         output = read_output(answer, batch)
         assert output.total.item() == pytest.approx(10.0)
         assert float(output.weight) == 5.0

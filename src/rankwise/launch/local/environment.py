@@ -15,7 +15,7 @@ from rankwise.launch.job import Job
 __all__ = ["Part", "RankCores", "assign_cores", "bound_to", "rank_cores", "rank_environment", "with_time_left"]
 
 # variables that an outer launch left in this environment and that must not reach these ranks; RANKWISE_RUN_DIR and
-# RANKWISE_RESUME belong to the user and stay
+# RANKWISE_RESUME belong to the user and stay, and so does RANKWISE_FRESH for the first attempt without an outer launch
 _OURS = ("RANKWISE_FRESH", "RANKWISE_STORE_FILE", "RANKWISE_VITALS")
 # variables that the ranks do not need: only supervisors use the token
 _STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
@@ -188,7 +188,8 @@ def rank_environment(
         env["RANKWISE_RANKS_PER_GPU"] = str(job.ranks_per_gpu)
     if job.run_dir is not None:
         env["RANKWISE_RUN_DIR"] = str(job.run_dir.absolute())
-    if job.fresh and attempt == 0:
+    by_user = "RANKWISE_VITALS" not in os.environ and os.environ.get("RANKWISE_FRESH") == "1"
+    if (job.fresh or by_user) and attempt == 0:
         env["RANKWISE_FRESH"] = "1"
     if job.resume is not None:
         env["RANKWISE_RESUME"] = job.resume

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ from rankwise.tracking.services.outbox import Table, with_text_tags
 
 __all__ = ["TensorBoardSink"]
 
+_log = logging.getLogger("rankwise.tracking")
+
 
 class TensorBoardSink:
     """Writes scalars for TensorBoard; a resumed attempt purges the steps that became invalid.
+
+    A failed write ends it, not the run.
 
     Args:
         folder: folder for the event files.
@@ -43,18 +48,32 @@ class TensorBoardSink:
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
         """Write one scalar per value and flush; text tags other than the epoch prefix the name ("val/loss")."""
         for name, value in with_text_tags(values, tags).items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            self._write("add_scalar", name, value, step)
+        self._write("flush")
 
     def table(self, table: Table) -> None:
         """Write the table as text, in Markdown."""
         rows = [list(table.columns), ["---"] * len(table.columns), *zip(*table.columns.values(), strict=True)]
         text = "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
-        self._writer.add_text(table.name, text, table.step)
-        self._writer.flush()
+        self._write("add_text", table.name, text, table.step)
+        self._write("flush")
 
     def close(self) -> None:
         """Flush and close the event file."""
-        if self._writer is not None:
-            self._writer.close()
+        self._write("close")
+        self._writer = None
+
+    def _write(self, method: str, *given: Any) -> None:
+        """Call a method of the writer, unless an earlier call failed: TensorBoard must not stop the run."""
+        if self._writer is None:
+            return
+        try:
+            getattr(self._writer, method)(*given)
+        except Exception as error:  # noqa: BLE001  (a full disk, or what a thread of the writer met)
             self._writer = None
+            _log.warning(
+                "%s cannot be written, so TensorBoard receives nothing more; training continues, and metrics.jsonl has "
+                "all lines: %s",
+                self._folder,
+                error,
+            )

@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["MAY_CHANGE", "RELEASED", "TrainOptions", "environment_record", "read_options", "run_record"]
+__all__ = [
+    "MAY_CHANGE",
+    "RELEASED",
+    "TrainOptions",
+    "environment_record",
+    "optimizer_record",
+    "read_options",
+    "run_record",
+]
 
 # possible values of `may_change`, and their places in the record of a run
 RELEASED = {"batch_size": "data.batch_size", "max_grad_norm": "train.max_grad_norm"}
@@ -137,7 +145,7 @@ def run_record(
     return {
         **({} if init_from is None else {"init_from": init_from}),  # earlier runs have no such key
         "model": _model_record(model),
-        "optimizer": _optimizer_record(optimizer),
+        "optimizer": optimizer_record(optimizer),
         "scheduler": None if scheduler is None else type(scheduler).__name__,
         "step_fn": getattr(step_fn, "__qualname__", type(step_fn).__name__),
         "step_fn_code": _code_record(step_fn),
@@ -233,7 +241,7 @@ def _model_record(model: nn.Module) -> dict[str, JSON]:
     }
 
 
-def _optimizer_record(optimizer: Any) -> dict[str, JSON]:
+def optimizer_record(optimizer: Any) -> dict[str, JSON]:
     """Return the class and the settings of each parameter group, without tensors."""
     kind = type(getattr(optimizer, "optim", optimizer) if shards_state(optimizer) else optimizer)
     record: dict[str, JSON] = {"class": kind.__name__}

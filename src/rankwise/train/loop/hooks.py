@@ -122,8 +122,8 @@ class HookChain:
         self.stop = self.wanted_stop = stopped
         self._error = None
 
-    def call(self, event: str, *args: Any) -> list[Any]:
-        """Call all hooks of an event, and return their results.
+    def call(self, event: str, *args: Any, read: Callable[[Any], Any] | None = None) -> list[Any]:
+        """Call all hooks of an event, and return their results, as `read` returns them.
 
         Raises:
             Exception: the error of a hook, if this is the only rank; otherwise `settle` raises it.
@@ -133,7 +133,8 @@ class HookChain:
             if self._error is not None:
                 return []
             try:
-                answers.append(call(self._trainer(), *args))
+                answer = call(self._trainer(), *args)
+                answers.append(answer if read is None else read(answer))
             except Exception as error:
                 # a broken group cannot report the error, and no rank waits in it
                 if self._world.world_size == 1 or (self._world.channel is not None and self._world.channel.broken):
@@ -182,7 +183,13 @@ class HookChain:
 
     def numbers(self, event: Literal["numbers", "rank_numbers"]) -> dict[str, float]:
         """Return the hooks' values for the next log line: those equal on all ranks, or those of this rank."""
-        return {name: float(value) for answer in self.call(event) for name, value in answer.items()}
+
+        def read(answer: Any) -> dict[str, float]:
+            if not isinstance(answer, Mapping):
+                raise ConfigError(f"a hook's {event} must return numbers by name, a dict; got {answer!r:.60}")
+            return {name: float(value) for name, value in answer.items()}
+
+        return {name: value for answer in self.call(event, read=read) for name, value in answer.items()}
 
     def fail(self, error: Exception) -> None:
         """Tell the hooks about an error that ends the training; log and ignore errors of these hooks."""

@@ -116,7 +116,7 @@ class Loop:
         self._save(values)
         self.hooks.call_together("epoch_end", epoch, values)
         if self.hooks.stop != self.session.progressed.stopped:  # requested after the epoch was saved
-            self._save(values)
+            self._save(dict(values))  # as new values, which may be the best ones
         if not is_last and not self._limit_reached() and self._should_stop("train"):
             self._leave(values)
         return values
@@ -258,7 +258,7 @@ class Loop:
 
     def _settle(self, problems: Sequence[NonFinite | None], reports: Sequence[HookReport]) -> None:
         if problems.count(None) < len(problems):
-            raise StepError(describe_problems(problems, self.session.newest_text))
+            raise StepError(describe_problems(problems, self.session.newest_text, self.step.model))
         self.hooks.settle(reports)
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
@@ -329,8 +329,9 @@ def steps_left(train: BaseLoader, epochs: int) -> int | None:
 def found_finished(session: Session, epochs: int) -> FitResult:
     """Log that the run was already finished, and return its result."""
     assert session.finished is not None
-    values, num_steps = dict(session.finished["values"]), session.progressed.num_steps
-    values.pop("num_steps", None)
+    num_steps = session.progressed.num_steps
+    recorded = {name: value for name, value in session.finished["values"].items() if name != "num_steps"}
+    values = {name: math.nan if value is None else value for name, value in recorded.items()}
     if session.world.is_main:
         sizes = {"epoch": epochs, "step": num_steps, "rank": session.saved_by}
         told = ", ".join(f"{number} {what}{'s' * (number != 1)}" for what, number in sizes.items())

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
@@ -166,13 +166,14 @@ class Session:
             self._changes_logged = True
 
     def _close(self) -> None:
-        if self.checkpointer is not None:
-            self.checkpointer.close(publish=False)  # after an error: the other ranks may not take part in publishing
-        if self.tracker is not None:
-            self.tracker.close()
-            self.tracker = None
-        if self.run_dir is not None:
-            self.run_dir.close()
+        with ExitStack() as stack:  # the run is released even if a disk is full
+            if self.run_dir is not None:
+                stack.callback(self.run_dir.close)
+            if self.tracker is not None:
+                stack.callback(self.tracker.close)
+                self.tracker = None
+            if self.checkpointer is not None:  # after an error the other ranks may not take part in publishing
+                self.checkpointer.close(publish=False)
 
     def keep_findings(self, guard: Guard) -> None:
         """Write the guard's findings and the number of skipped samples, for `rankwise report`, if there are any."""
@@ -353,4 +354,4 @@ class Session:
         self.publish(wait=True)
         if run is not None:
             finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON lacks NaN
-            on_main(self.world, lambda: run.finish({"num_steps": self.progressed.num_steps, **finite}))
+            on_main(self.world, lambda: run.finish({**finite, "num_steps": self.progressed.num_steps}))

@@ -94,17 +94,26 @@ def held_pass(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
-    """Restore the model's buffers at the end (running statistics, counters), except some, by id."""
+    """Restore the model's buffers at the end (running statistics, counters), except some, by id.
+
+    A forward pass may change a buffer in place, or put another tensor in its place (``self.mean = 0.9 * self.mean``).
+    """
     import torch
 
-    buffers = [b for b in unwrapped(model).buffers() if id(b) not in but]
-    saved = [b.detach().clone() for b in buffers]
+    saved = [
+        (held, name, buffer, None if buffer is None else buffer.detach().clone())
+        for held in (part._buffers for part in unwrapped(model).modules())  # noqa: SLF001  (also those that are None)
+        for name, buffer in held.items()
+        if id(buffer) not in but
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in zip(buffers, saved, strict=True):
-                buffer.copy_(value)
+            for held, name, buffer, value in saved:
+                held[name] = buffer
+                if buffer is not None:
+                    buffer.copy_(value)
 
 
 @contextmanager

@@ -78,12 +78,14 @@ class Prepared:
         group: the process group, None for the default one.
         find_unused: whether parameters may lack a gradient.
         before: the parameters that `fully_shard` has replaced, with their names; by id.
+        reduced: the parameters whose gradients DistributedDataParallel waits for, in its order.
     """
 
     strategy: str
     group: Any = None
     find_unused: bool = False
     before: Mapping[int, tuple[weakref.ref[Any], str]] = field(default_factory=dict)
+    reduced: tuple[str, ...] = ()
 
 
 _prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
@@ -315,14 +317,20 @@ def prepare_optimizer(optimizer: Any, model: nn.Module) -> Any:
     if prepared.strategy not in ("zero1", "fsdp") or hasattr(optimizer, "consolidate_state_dict"):
         return optimizer
     strange = prepared.strategy == "fsdp" and not shards_state(optimizer)
-    if optimizer.state and (strange or prepared.strategy == "zero1"):
+    if _has_stepped(optimizer) and (strange or prepared.strategy == "zero1"):
         raise ConfigError(
             f"the {type(optimizer).__name__} has already taken steps, and strategy={prepared.strategy!r} shards its "
             "state: make a new optimizer, prepare it, and restore its state from a checkpoint"
         )
     if strange:
         _take_shards(optimizer, model, prepared)
+        optimizer.state = over_groups(optimizer, optimizer.param_groups).state
     return _zero(optimizer, prepared) if prepared.strategy == "zero1" else optimizer
+
+
+def _has_stepped(optimizer: Any) -> bool:
+    """Whether an optimizer has state of its steps: Adagrad has some as soon as it is made."""
+    return any(state.get("step", 1) for state in optimizer.state.values())
 
 
 def _take_shards(optimizer: Any, model: nn.Module, prepared: Prepared) -> None:
@@ -344,6 +352,8 @@ def _take_shards(optimizer: Any, model: nn.Module, prepared: Prepared) -> None:
 
 def over_groups(optimizer: Any, groups: list[dict[str, Any]], *, hooks: bool = True) -> Any:
     """Return an optimizer of the same class and settings over other groups, whatever its constructor's arguments."""
+    if optimizer.state and not _has_stepped(optimizer):
+        return type(optimizer)(groups, **optimizer.defaults)
     made: Any = object.__new__(type(optimizer))
     # not `step`, which a scheduler may have replaced by one of the old optimizer
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})

@@ -207,8 +207,8 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
         name = type(scheduler).__name__
         raise ConfigError(
             f"{name}.step needs {', '.join(needed)}, but scheduler= is stepped once after each optimizer step, without "
-            "a value: leave scheduler= out, step it where the value is known (Hooks(epoch_end=lambda trainer, epoch, "
-            f"values: scheduler.step(values['val_loss']))), and keep it with parts={{'{name.lower()}': "
+            "a value: leave scheduler= out, step it where the value is known (Hooks(validation_end=lambda trainer, "
+            f"epoch, values: scheduler.step(values['val_loss']))), and keep it with parts={{'{name.lower()}': "
             "Replicated(scheduler)}"
         )
     other = getattr(scheduler.scheduler if isinstance(scheduler, BySamples) else scheduler, "optimizer", None)

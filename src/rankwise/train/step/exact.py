@@ -15,7 +15,7 @@ from rankwise.errors import StepError
 from rankwise.train.loaders.agreement import agree, step_facts
 from rankwise.train.loaders.streams import after_step, counted_samples
 from rankwise.train.models.passes import Precision, autocasting, held_pass, make_scaler
-from rankwise.train.models.sharding import shards_state, watch_gradients
+from rankwise.train.models.sharding import prepared_as, shards_state, watch_gradients
 from rankwise.train.models.wrapped_models import finds_unused
 from rankwise.train.step.checks import check_model, check_optimizer, check_precision, check_scheduler
 from rankwise.train.step.ledger import StepReport, describe_problems, first_nonfinite, step_place
@@ -180,7 +180,7 @@ class ExactStep:
         held = held_sample(batches, self._world)
         mine = warm_up(self._model, self._step_fn, held, self._world)
         note_synchronised(self._model)
-        self._reduced = reduced_names(self._model)
+        self._reduced = prepared_as(self._model).reduced or reduced_names(self._model)
         skips = any(getattr(batch, "may_skip", False) for batch in batches)
         # ranks must agree: a rank that does not need the all-reduce would leave the others waiting in it
         seen: list[FirstPass] = self._world.all_gather_object(replace(mine, may_skip=skips))
@@ -310,7 +310,7 @@ class ExactStep:
     def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
         """Raise on every rank; the gradient, or its check, is equal on all ranks, so all of them call this."""
         problem = first_nonfinite([batch.share for batch in batches], {"loss": loss, "gradient": gradient})
-        raise StepError(describe_problems(self._world.all_gather_object(problem), after))
+        raise StepError(describe_problems(self._world.all_gather_object(problem), after, self._model))
 
 
 class _Values:

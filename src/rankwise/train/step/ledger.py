@@ -218,13 +218,16 @@ def step_place(shares: Sequence[Share]) -> str:
     return f"step {step.index} of epoch {step.epoch} on rank {shares[0].rank}, with the samples {ids}"
 
 
-def describe_problems(problems: Sequence[NonFinite | None], after: str) -> str | None:
+def describe_problems(problems: Sequence[NonFinite | None], after: str, model: nn.Module) -> str | None:
     """Return a description of the problems of all ranks; None if there are none.
 
     Args:
         problems: by rank.
         after: what happened to the checkpoints, the end of the message.
+        model: the model, whose parameters may be the cause.
     """
+    import torch
+
     found = {rank: problem for rank, problem in enumerate(problems) if problem is not None}
     if not found:
         return None
@@ -244,6 +247,11 @@ def describe_problems(problems: Sequence[NonFinite | None], after: str) -> str |
     else:
         cause = f"the parameter {first.what!r} is {first.value} after the update {where}; loss and gradient were finite"
         mend = "lower the learning rate, or check the optimizer's settings"
+    if any(p.dtype is torch.float16 and p.requires_grad for p in model.parameters()):
+        mend = (
+            "parameters are float16, in which small numbers of Adam become 0 and it divides by them: keep the model in "
+            f'float32, and pass precision="fp16" or "bf16"; else {mend}'
+        )
     began = "; ".join(f"on rank {rank} {t.module}" for rank, t in same.items() if t.module)
     return f"{cause}; {ranks}{'; ' * bool(began)}{began}: {mend}. {after}"
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Batch
@@ -103,8 +104,10 @@ def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.T
                 f"the weight of (sum, weight) must be one number, got a tensor of shape {list(weight.shape)}"
             )
         weight = weight.detach().reshape(())
-    elif not isinstance(weight, int | float) or isinstance(weight, bool):
+    elif not isinstance(weight, Real) or isinstance(weight, bool):
         raise StepError(f"the weight of (sum, weight) must be a number or a scalar tensor, got {_describe(weight)}")
+    elif not isinstance(weight, int | float):
+        weight = float(weight)  # one of NumPy's
     padding = len(batch.ids) - batch.count
     if padding > 0 and isinstance(weight, int | float) and weight == len(batch.ids):
         raise StepError(

@@ -165,7 +165,7 @@ def explained(error: RuntimeError, model: nn.Module, names: Sequence[str]) -> Ex
     Args:
         error: torch's error.
         model: the prepared model.
-        names: its `reduced_names` before the first step: torch counts the parameters that were trainable then.
+        names: its `reduced_names` when it was wrapped, or at the first step: torch counts what was trainable then.
     """
     replicas, text = replicas_in(model), str(error)
     if "backward through the graph a second time" in text:

@@ -138,12 +138,12 @@ def encode_frame(
     has_one_size: bool = True,
 ) -> bytes:
     """Return the frame; of one size it is `FRAME_BYTES` long, and a longer payload is cut to its beginning."""
-    text = (f"{call.title} of {structure}" if structure else call.title).encode()[:_TEXT]
+    text = (f"{call.title} of {structure}" if structure else call.title).encode(errors="replace")[:_TEXT]
     digest = hashlib.blake2b(structure.encode(), digest_size=16).digest()
     head = _IDENTITY.pack(_MAGIC, number, call.op.encode(), call.reduce.encode(), call.root, digest)
     body = payload[:INLINE].ljust(INLINE, b"\0") if has_one_size else payload
     where = call.place.rpartition("/")[2]  # without the folder, as each machine may run its own copy
-    place = hashlib.blake2b(where.encode(), digest_size=8).digest()
+    place = hashlib.blake2b(os.fsencode(where), digest_size=8).digest()  # the name of a file need not be UTF-8
     return head + _REST.pack(failed, place, len(text), payload_bytes) + text.ljust(_TEXT, b"\0") + body
 
 
