@@ -6,10 +6,11 @@ import codecs
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from rankwise.diagnose.explain.catalogue import LEVELS, MESSAGES, Message
 from rankwise.errors import ConfigError
@@ -179,8 +180,9 @@ def _add_frame(finding: Finding, above: bytes, rank: int | None) -> None:
         finding.frames.append(nearest)
 
 
-def _unpacked(stream: BufferedReader) -> BinaryIO:
+def _unpacked(log: BinaryIO) -> BinaryIO:
     """Return the content of a log that is compressed with gzip, or UTF-16 with its mark; any other stream as it is."""
+    stream = log if isinstance(log, BufferedReader) else BufferedReader(cast("Any", log))
     if stream.peek(2)[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:  # as PowerShell redirects output
         return cast("BinaryIO", codecs.EncodedFile(stream, "utf-8", "utf-16", errors="replace"))
     if not stream.peek(2).startswith(b"\x1f\x8b"):
@@ -194,7 +196,7 @@ def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
     """Read the logs of one job.
 
     Args:
-        logs: files, also those compressed with gzip, or open streams of bytes, in any order.
+        logs: files or open streams of bytes, also those compressed with gzip, in any order.
 
     Returns:
         The findings, nearest to the root first; equal ones in order of appearance.
@@ -204,15 +206,13 @@ def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
     """
     findings: dict[str, Finding] = {}
     for number, log in enumerate(logs):
-        if not isinstance(log, Path):
-            _read_log(log, "-", number, findings)
-            continue
+        name = str(log) if isinstance(log, Path) else "-"
         try:
-            with log.open("rb") as stream:
-                _read_log(_unpacked(stream), str(log), number, findings)
+            with log.open("rb") if isinstance(log, Path) else nullcontext(log) as stream:
+                _read_log(_unpacked(stream), name, number, findings)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"explain wants logs that can be read; {log}: {reason}") from error
+            raise ConfigError(f"explain wants logs that can be read; {name}: {reason}") from error
     return sorted(findings.values(), key=lambda finding: (finding.message.distance, finding.order))
 
 

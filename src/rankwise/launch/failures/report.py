@@ -93,7 +93,7 @@ def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
     """Describe `error`, which has reached the top of this rank's program."""
     causes: list[BaseException] = []
     cause = error.__cause__
-    while cause is not None and cause not in causes:
+    while cause is not None and not any(cause is known for known in causes):
         causes.append(cause)
         cause = cause.__cause__
     return Report(
@@ -109,7 +109,10 @@ def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
 
 
 def _blamed(error: BaseException) -> tuple[int, ...]:
-    ranks = getattr(error, "ranks", ())
+    try:
+        ranks = error.ranks  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  (most have none; a broken property must not hide the failure)
+        return ()
     return tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, (tuple, list)) else ()
 
 
