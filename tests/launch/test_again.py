@@ -124,7 +124,7 @@ def test_a_time_limit_counts_from_the_begin(launcher):
 
 
 def test_a_signal_that_comes_twice_at_once_is_one():
-    """GNU timeout sends each signal to its child and to the group: that is no second wish, which kills the ranks."""
+    """A wrapper passes on a Ctrl-C that the terminal has sent to the launch, too: no second wish, which kills ranks."""
     with Loop() as loop:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1, signal.SIGINT):
             signal.raise_signal(number)

@@ -412,3 +412,18 @@ def test_functions_of_a_main_program_of_any_kind(launcher, start):
     done = subprocess.run(words, cwd=launcher.folder, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     assert (launcher.folder / "values").read_text() == "[0, 1]\n"
+
+
+def test_a_rank_that_closes_all_that_it_inherited(tmp_path):
+    """As a daemon does: the value arrives, and no report is written into a file of the rank's own."""
+    own = tmp_path / "own"
+
+    def close():
+        os.closerange(3, 100)
+        own.write_text("")
+        kept = [own.open("r+") for _ in range(20)]
+        sys.modules["kept"] = kept  # until the process ends
+        return len(kept)
+
+    assert rankwise.run(close, num_ranks=1) == [20]
+    assert own.read_text() == ""

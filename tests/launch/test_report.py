@@ -112,3 +112,9 @@ def test_an_odd_exception_does_not_hide_the_failure():
     report = make_report(caught(error), 0, 1)
     assert report.message == "the failure"
     assert [cause.rpartition(": ")[2] for cause in report.causes] == ["the cause", "its cause"]
+
+
+def test_a_message_of_megabytes_is_searched_at_its_begin():
+    """A whole array in a message took minutes to be told from the loss of a peer."""
+    assert make_report(caught(RuntimeError("gloo: connection closed by peer" + "x" * 20_000_000)), 0, 1).is_collateral
+    assert not make_report(caught(RuntimeError("x" * 20_000_000 + " gloo: connection closed")), 0, 1).is_collateral

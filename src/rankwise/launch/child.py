@@ -16,6 +16,7 @@ import runpy
 import select
 import shutil
 import signal
+import stat
 import sys
 import time
 import types
@@ -131,12 +132,10 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _send(fd: int, line: bytes) -> None:
-    """Write the whole line; return silently if the supervisor is gone."""
-    try:
-        while line:
+    """Write the whole line; do nothing if the supervisor is gone, or the program has closed all that it inherited."""
+    with contextlib.suppress(OSError):
+        while line and stat.S_ISFIFO(os.fstat(fd).st_mode):
             line = line[os.write(fd, line) :]
-    except BrokenPipeError:
-        pass
 
 
 def die_with_parent(parent: int) -> None:

@@ -25,9 +25,10 @@ _CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # of progress bars: they would overwrite the line on a terminal
 # What launchers put before a line: torchrun ([rank3]:, [default1]:), srun --label (3: ), mpirun ([1,3]<stdout>:).
 _PREFIX = re.compile(
-    r"^\s*(?:\[(?:rank|default)?(\d+)\]:?\s?|(\d+): |\[\d+,(\d+)\]<std(?:out|err)>:|\[rank (\d+)\] ?)", re.IGNORECASE
+    r"^\s*(?:\[(?:rank|default)?(\d{1,9})\]:?\s?|(\d{1,9}): |\[\d+,(\d{1,9})\]<std(?:out|err)>:|\[rank (\d{1,9})\] ?)",
+    re.IGNORECASE,
 )
-_RANK = re.compile(r"\[(?:[^\[\]]* )?rank:? ?(\d+)\]", re.IGNORECASE)
+_RANK = re.compile(r"\[(?:[^\[\]]* )?rank:? ?(\d{1,9})\]", re.IGNORECASE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARY = re.compile(r"site-packages|dist-packages|[/\\]lib[/\\]python\d|^<")
 

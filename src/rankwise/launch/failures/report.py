@@ -21,6 +21,7 @@ _LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: P
 _IMPORT = importlib.__file__  # import_module
 _START, _CALL = (os.path.join(_LAUNCH, name) for name in ("child.py", "functions/callee.py"))  # noqa: PTH118
 
+_MOST_CHARACTERS = 100_000  # that are searched of a message, which may hold a whole array
 # patterns for a message, compiled when they are used: the ranks do not use them
 _LOST_PEER = (
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (the )?(remote )?peer|socket closed"
@@ -75,7 +76,7 @@ class Report:
         return self.is_collateral and any(re.search(_TIMEOUT, text, re.IGNORECASE) for text in self._texts())
 
     def _texts(self) -> list[str]:
-        return [f"{self.type}: {self.message}", *self.causes]
+        return [text[:_MOST_CHARACTERS] for text in (f"{self.type}: {self.message}", *self.causes)]
 
     def to_json(self) -> bytes:
         """Return the report as one line."""

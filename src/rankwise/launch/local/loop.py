@@ -17,7 +17,7 @@ __all__ = ["CHECK_INTERVAL_S", "ENDING", "Loop"]
 
 CHECK_INTERVAL_S = 1.0  # how often to check, without an event, whether the ranks still make progress
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})  # these end a launch
-_REPEATED_S = 0.3  # `timeout` sends each signal twice, `uv run` passes on the Ctrl-C that its child got as well
+_REPEATED_S = 0.3  # a wrapper may pass on a Ctrl-C that its child has got from the terminal as well
 _HANDLED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGWINCH", "SIGTSTP")
 
 
