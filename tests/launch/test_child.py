@@ -72,8 +72,11 @@ def test_a_module_beside_the_launch_does_not_shadow(project):
 
 def test_atexit_sees_the_program(project):
     """Functions registered with atexit find the program's globals at the end."""
-    script = project.script("import atexit\nVALUE = 3\natexit.register(lambda: print('bye', VALUE))\n")
-    assert project.run("--nproc", 1, script).stdout == "bye 3\n"
+    text = "import atexit, pickle\nVALUE = 3\nclass Mine: pass\n"
+    text += "atexit.register(lambda: print('bye', VALUE, type(pickle.loads(pickle.dumps(Mine()))).__name__))\n"
+    script = project.script(text)
+    for words in ([script], ["-m", "script"]):
+        assert project.run("--nproc", 1, *words).stdout == "bye 3 Mine\n"
 
 
 def test_a_collective_is_the_last_call(launcher):

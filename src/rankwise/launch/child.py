@@ -212,7 +212,7 @@ def invoke(target: Target, rank: int) -> None:
             _run_script(target.name)
         case "module":
             sys.path.insert(0, os.getcwd())  # noqa: PTH109  (sys.path wants text)
-            runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+            _run_module(target.name)
         case "function":
             sys.path.insert(0, os.getcwd())  # noqa: PTH109
             _resolve(target.name)()
@@ -220,6 +220,14 @@ def invoke(target: Target, rank: int) -> None:
             from rankwise.launch.functions.callee import run_call
 
             run_call(Path(target.name), rank)
+
+
+def _run_module(name: str) -> None:
+    _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]  # noqa: SLF001
+    # unlike that of `run_module`, this module stays, as a script's does
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    sys.argv[0] = spec.origin
+    runpy._run_code(code, module.__dict__, None, "__main__", spec)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _run_script(name: str) -> None:
