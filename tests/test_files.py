@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise._files import write_named, write_whole
+from rankwise._files import user_folder, write_named, write_whole
 
 
 def test_the_new_file_takes_the_place_of_the_old(tmp_path):
@@ -74,3 +74,12 @@ def test_a_named_file_is_written_through_links_and_into_pipes(tmp_path):
     assert os.read(reader, 10) == b"page"
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_user_without_a_home_folder(monkeypatch):
+    """A container's user that no table names: the error says what to set."""
+    monkeypatch.setenv("HERE", "/state")
+    assert user_folder("HERE", ".local/state") == Path("/state/rankwise")
+    monkeypatch.setattr(os.path, "expanduser", lambda text: text)
+    with pytest.raises(FileNotFoundError, match=r"no home folder, set HOME or NOT_SET: '~/.config'"):
+        user_folder("NOT_SET", ".config")

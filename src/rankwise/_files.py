@@ -1,12 +1,13 @@
-"""Files that are the old one or the new one, never half of one."""
+"""Files that are the old one or the new one, never half of one, and the folder for those of this user."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
 
-__all__ = ["fsync_folder", "write_named", "write_whole"]
+__all__ = ["fsync_folder", "user_folder", "write_named", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
@@ -65,3 +66,19 @@ def fsync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def user_folder(variable: str, below_home: str) -> Path:
+    """Return rankwise's own folder of this user.
+
+    Args:
+        variable: variable of the XDG standard that names the folder above it.
+        below_home: the folder above it in the home folder, if the variable is not set.
+
+    Raises:
+        FileNotFoundError: the user has no home folder, and the variable is not set.
+    """
+    root = os.environ.get(variable) or os.path.expanduser(f"~/{below_home}")  # noqa: PTH111  (text where none is known)
+    if root.startswith("~"):
+        raise FileNotFoundError(errno.ENOENT, f"this user has no home folder, set HOME or {variable}", root)
+    return Path(root) / "rankwise"

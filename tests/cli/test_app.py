@@ -114,6 +114,14 @@ def test_closed_streams_are_like_dev_null(tmp_path):
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
+    (tmp_path / "said.py").write_text(
+        "import sys\nprint('nothing')\nopen('said', 'w').write(str(sys.stdout.isatty()))\n"
+    )
+    command = f"exec {sys.executable} -m rankwise run --nproc 1 said.py <&- >&-"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "said").read_text() == "False"
+
 
 def test_a_removed_working_directory_is_named(tmp_path):
     """It is the reason why no file is found."""
@@ -123,13 +131,16 @@ def test_a_removed_working_directory_is_named(tmp_path):
     assert done.stderr == "rankwise: the working directory has been removed: change to one that exists\n"
 
 
-def test_stdout_in_ascii_shows_the_rest(tmp_path):
+@pytest.mark.parametrize(
+    "env", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_stdout_in_ascii_shows_the_rest(tmp_path, env):
     """What stdout cannot encode is printed as a question mark, and the report goes on."""
     (tmp_path / "job.log").write_text("RuntimeError: CUDA out of memory in m\u00e9lange. Tried to allocate 2.00 GiB.\n")
     done = subprocess.run(
         [sys.executable, "-m", "rankwise", "explain", "job.log"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        env={**os.environ, **env},
         capture_output=True,
         check=False,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.diagnose import Verdict, verify_script
-from rankwise.diagnose.comparison import Run, compare_runs, tensors_apart
+from rankwise.diagnose.comparison import Run, check_one_run, compare_runs, tensors_apart
 from rankwise.errors import ConfigError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -181,3 +181,46 @@ def test_bits_are_equal_digests_alone():
     assert 0 < apart < 1e-16
     assert 0 < tensors_apart({"w": ("one", 0.0, [0.0])}, {"w": ("other", 0.0, [-0.0])})[1] < 1e-16  # a zero's sign
     assert tensors_apart({"w": ("one", 0.0, [0.0])}, {"w": ("other", 1.0, [1.0])})[1] == float("inf")
+
+
+def test_a_model_that_depends_on_the_number_of_ranks():
+    """Tensors of different shapes are apart, however few values they have."""
+    name, apart = tensors_apart({"w": ("one", 1.0, [1.0])}, {"w": ("other", 1.0, [0.6, 0.8])})
+    assert (name, apart) == ("w (of another shape)", float("inf"))
+
+
+def test_an_evaluation_without_rank_0():
+    """Samples that other ranks count twice are found, though rank 0 has seen none."""
+    run = made_run("3 ranks", [[1], [2], [3]])
+    for rank, ids in ((1, [7, 8]), (2, [8, 9])):
+        run.lines[rank] += [{"kind": "look", "step": 1, "loader": 1, "turn": 0, "ids": ids}]
+    (found,) = check_one_run(run)
+    assert (found.what, found.step, "sample 8" in found.text) == ("evaluation", 1, True)
+
+
+ODD = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Labelled(Dataset):
+    indices = {"train": "all"}  # what it means by this is its own affair
+    dataset = "of flowers"
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.full((2,), float(index))
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD([{"params": []}, {"params": model.parameters()}], lr=0.1)
+for batch in DataLoader(Labelled(), batch_size=4):
+    optimizer.zero_grad()
+    model(batch).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_an_odd_script_runs_as_it_does_alone(tmp_path):
+    """A group without parameters, a data set whose attributes have names of torch's: no matter for the recorder."""
+    (tmp_path / "odd.py").write_text(ODD)
+    verdict = verify_script(str(tmp_path / "odd.py"), ranks=(1,), steps=2, folder=tmp_path / "runs")
+    assert verdict.findings == []

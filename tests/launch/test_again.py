@@ -7,6 +7,7 @@ import pytest
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
 from rankwise.launch.local import supervisor
+from rankwise.launch.local.loop import Loop
 from rankwise.launch.target import Target
 
 
@@ -120,3 +121,11 @@ def test_a_time_limit_counts_from_the_begin(launcher):
     done = launcher.run("--nproc", 1, "--max-restarts", 1, script, env={"RANKWISE_MAX_SECONDS": "1000"})
     first, second = map(float, done.stdout.split())
     assert second < first <= 1000
+
+
+def test_a_signal_that_comes_twice_at_once_is_one():
+    """A wrapper passes on a Ctrl-C that the terminal has sent to the launch, too: no second wish, which kills ranks."""
+    with Loop() as loop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1, signal.SIGINT):
+            signal.raise_signal(number)
+        assert list(loop.signals) == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR1, signal.SIGINT]

@@ -1,8 +1,10 @@
 """A target finds itself as if it had been started alone."""
 
 import json
+import os
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -70,8 +72,11 @@ def test_a_module_beside_the_launch_does_not_shadow(project):
 
 def test_atexit_sees_the_program(project):
     """Functions registered with atexit find the program's globals at the end."""
-    script = project.script("import atexit\nVALUE = 3\natexit.register(lambda: print('bye', VALUE))\n")
-    assert project.run("--nproc", 1, script).stdout == "bye 3\n"
+    text = "import atexit, pickle\nVALUE = 3\nclass Mine: pass\n"
+    text += "atexit.register(lambda: print('bye', VALUE, type(pickle.loads(pickle.dumps(Mine()))).__name__))\n"
+    script = project.script(text)
+    for words in ([script], ["-m", "script"]):
+        assert project.run("--nproc", 1, *words).stdout == "bye 3 Mine\n"
 
 
 def test_a_collective_is_the_last_call(launcher):
@@ -93,3 +98,46 @@ def test_a_collective_is_the_last_call(launcher):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("left") == 3
     assert [(launcher.folder / f"kept-{rank}").read_text() for rank in range(3)] == ["all of it"] * 3
+
+
+def test_an_archive_of_any_name(project):
+    """An application in one file (zipapp, pex) needs no suffix, as under `python`."""
+    with zipfile.ZipFile(project.folder / "tool", "w") as archive:
+        archive.writestr("__main__.py", "import sys, inner\nprint('main', inner.VALUE, sys.argv)\n")
+        archive.writestr("inner.py", "VALUE = 7\n")
+    done = project.run("--nproc", 1, "tool", "-a")
+    assert (done.returncode, done.stdout) == (0, "main 7 ['tool', '-a']\n"), done.stderr
+
+
+HOOK = """
+    import pathlib, sys, traceback
+    def hook(kind, error, trace):
+        pathlib.Path("told").write_text("".join(traceback.format_exception(error)))
+        traceback.print_exception(error)
+    sys.excepthook = hook
+    raise ValueError("the cause")
+"""
+REPLACED = """
+import sys
+class Stream:
+    def __init__(self, stream):
+        self.stream = stream
+    def write(self, text):
+        return self.stream.write(text.replace("cause", "CAUSE"))
+    def flush(self):
+        self.stream.flush()
+sys.stdout = Stream(sys.stdout)
+"""
+
+
+def test_what_a_program_and_its_site_have_set(project):
+    """The program's `sys.excepthook` is called, but the traceback is printed once; stdout may be any object."""
+    project.script(HOOK, "hook.py")
+    (project.folder / "site").mkdir()
+    project.script(REPLACED, "site/sitecustomize.py")
+    done = project.run(
+        "--nproc", 1, "hook.py", env={"PYTHONPATH": f"{project.folder}/site:{os.environ.get('PYTHONPATH', '')}"}
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\nValueError: the cause\n") == 1
+    assert "ValueError: the cause\n" in (project.folder / "told").read_text()

@@ -93,3 +93,16 @@ def test_20_launches_at_once(launcher):
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert len({path.read_text() for path in launcher.folder.glob("port-*")}) == 20
+
+
+@linux
+def test_two_launches_do_not_hold_one_port():
+    """Before a rank listens on it the kernel would give it to both, and the ranks of both would meet."""
+    first = HeldPort()
+    number = first.number
+    first.close()
+    first = HeldPort(number, alone=True)
+    with pytest.raises(LaunchError, match=f"port {number} cannot be used: Address already in use; leave the port out"):
+        HeldPort(number, alone=True)
+    first.close()
+    HeldPort(number, alone=True).close()

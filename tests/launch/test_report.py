@@ -91,3 +91,30 @@ def test_a_function_that_is_not_found_shows_no_frames_of_the_launcher(name, monk
 def test_an_exit_code_is_that_of_python(code, same):
     """A number that C cannot hold is a failure, too."""
     assert _exit_code(SystemExit(code)) == same
+
+
+def test_an_odd_exception_does_not_hide_the_failure():
+    """Its comparison and its attributes may raise."""
+
+    class OddError(Exception):
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise RuntimeError("not to be compared")
+
+        @property
+        def ranks(self):
+            raise RuntimeError("not to be read")
+
+    error = OddError("the failure")
+    error.__cause__ = OddError("the cause")
+    error.__cause__.__cause__ = OddError("its cause")
+    report = make_report(caught(error), 0, 1)
+    assert report.message == "the failure"
+    assert [cause.rpartition(": ")[2] for cause in report.causes] == ["the cause", "its cause"]
+
+
+def test_a_message_of_megabytes_is_searched_at_its_begin():
+    """A whole array in a message took minutes to be told from the loss of a peer."""
+    assert make_report(caught(RuntimeError("gloo: connection closed by peer" + "x" * 20_000_000)), 0, 1).is_collateral
+    assert not make_report(caught(RuntimeError("x" * 20_000_000 + " gloo: connection closed")), 0, 1).is_collateral

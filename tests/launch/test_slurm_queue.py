@@ -4,12 +4,14 @@ import io
 import math
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.slurm import follower, queue, submission
 from rankwise.launch.slurm import handle as handle_module
+from rankwise.launch.slurm import launcher as launcher_module
 from rankwise.launch.slurm.request import Request
 
 
@@ -154,3 +156,17 @@ def test_a_job_array_is_refused(tmp_path):
     """Its tasks would have numbers of their own, which nobody would wait for."""
     with pytest.raises(ConfigError, match=r"array=0-3: a job is one launch; submit one for each task"):
         Request(folder=tmp_path, parameters={"array": "0-3"})
+
+
+def test_names_in_any_encoding(tmp_path, monkeypatch, wait_until):
+    """A job's name, and a comment in a batch script, need not be UTF-8."""
+    (tmp_path / "squeue").write_bytes(b"#!/bin/sh\nprintf 'm\\351lange'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert queue.slurm_command("squeue").stdout == "m\ufffdlange"
+    script = tmp_path / "slurm_script"
+    script.write_bytes(b"#!/bin/sh\n# m\xe9lange\n#SBATCH --signal=B:USR1@300\nread line\n")
+    with subprocess.Popen(["sh", script], stdin=subprocess.PIPE) as shell:
+        wait_until((Path("/proc") / str(shell.pid) / "cmdline").read_bytes)
+        assert "--signal=B:USR1 signals only the batch shell" in launcher_module._shell_warning(shell.pid)
+        shell.stdin.close()

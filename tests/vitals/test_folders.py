@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.errors import LaunchError
 from rankwise.vitals import folders, make_folder, remove_folder
 
 KILLED = """
@@ -54,3 +55,26 @@ def test_folders_whose_owner_was_killed_are_swept(where, tmp_path, monkeypatch):
         assert theirs.exists(), "nobody was left to remove it"
         remove_folder(make_folder(in_memory=where == "memory"))
         assert not theirs.exists()
+
+
+def test_memory_without_room_and_no_folder_at_all(tmp_path, monkeypatch):
+    """A rank that maps a page of a full file system dies of SIGBUS; without any folder the error says what to set."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(folders, "_MEMORY", memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = make_folder()
+    assert folder.parent == memory
+    remove_folder(folder)
+    found = os.statvfs(memory)
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*found[:4], 3, *found[5:])))
+    folder = make_folder()
+    assert folder.parent == tmp_path
+    remove_folder(folder)
+
+    def nowhere():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(LaunchError, match=r"No usable .*: set TMPDIR"):
+        make_folder()

@@ -32,22 +32,21 @@ def resolve(host: str) -> list[str]:
 
 def address_towards(host: str = _ELSEWHERE) -> str:
     """Return the source address of packets to a host (or on the default route), "" without a way; sends nothing."""
-    with contextlib.suppress(OSError), socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
     return ""
 
 
 def is_own(address: str) -> bool:
     """Whether an address belongs to this machine."""
-    with contextlib.suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((address, 0))
         return True
     return False
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def is_loopback(address: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from rankwise._process.variables import FIRST_PORT, NUM_PORTS, Place, check_ranges, first_set, int_of, port_of
 from rankwise.errors import WorldError
 
-__all__ = ["expand_counts", "expand_hosts", "slurm_place", "slurm_port"]
+__all__ = ["expand_counts", "expand_hosts", "in_step", "slurm_place", "slurm_port"]
 
 _MAX_HOSTS = 1_000_000
 # Step ids from here on are reserved for the batch script, interactive steps and the like.
@@ -36,7 +36,7 @@ def slurm_place(environ: Mapping[str, str]) -> Place | None:
     """
     if first_set(environ, "SLURM_JOB_ID", "SLURM_JOBID") is None:
         return None
-    if not _in_step(environ):
+    if not in_step(environ):
         tasks = first_set(environ, "SLURM_NTASKS")
         asked = f" of {environ[tasks]} tasks" if tasks else ""
         return Place(
@@ -69,7 +69,7 @@ def slurm_place(environ: Mapping[str, str]) -> Place | None:
     )
 
 
-def _in_step(environ: Mapping[str, str]) -> bool:
+def in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as a task: it has a numeric step id, and is no terminal (`srun --pty bash`)."""
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", "")).strip()
     return step.isdecimal() and int(step) < _SPECIAL_STEPS and first_set(environ, "SLURM_PTY_PORT") is None

@@ -38,13 +38,13 @@ def main() -> None:
 
 def _prepare_streams() -> None:
     """Open /dev/null for standard streams that the caller has closed (Python sets those to None); print any text."""
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123  (open until the process ends)
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115, PTH123  (open until the process ends)
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    # also in the C locale without UTF-8 mode, which escapes bytes that it could not read, but no other characters
+    if isinstance(sys.stdout, io.TextIOWrapper) and (sys.stdout.errors == "strict" or sys.stdout.encoding == "ascii"):
         sys.stdout.reconfigure(errors="replace")  # a terminal or pipe in ASCII must not end a report in the middle
 
 

@@ -80,7 +80,7 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         from rankwise.diagnose.lint.baseline import read_baseline, without_known
 
         report.findings = without_known(report.findings, read_baseline(baseline))
-    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(to_text(report, output_format, colours=colours))
     _print_failures(report, output_format)
     sys.exit(report.exitcode)

@@ -29,7 +29,7 @@ class RunOptions:
     run_dir: Path | None = None
     fresh: bool = False
     resume: Literal["auto", "must", "never"] | None = None
-    env: Sequence[str] | None = None
+    env: list[str] | None = None
     dry_run: bool = False
     max_restarts: int = 0
     min_ranks: int | None = None
@@ -59,7 +59,7 @@ class RunOptions:
     mem: str | None = None
     cpus_per_task: int | None = None
     job_name: str | None = None
-    slurm_arg: Sequence[str] | None = None
+    slurm_arg: list[str] | None = None
     container: str | None = None
     detach: bool = False
     requeue: bool | None = None

@@ -1,18 +1,17 @@
-"""`rankwise jobs`, `rankwise logs` and `rankwise cancel`, and the options of `rankwise run` for Slurm."""
+"""`rankwise jobs`, `rankwise logs` and `rankwise cancel`."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rankwise.errors import ConfigError
 
-__all__ = ["SlurmOptions", "cancel_command", "jobs_command", "logs_command"]
+__all__ = ["cancel_command", "jobs_command", "logs_command"]
 
-_PANEL = "Slurm"
 _JOB = typer.Argument(metavar="JOB", help="Slurm job id.")
 
 
@@ -77,59 +76,3 @@ def cancel_command(job: Annotated[str, _JOB]) -> None:
     handle = SlurmHandle.find(job)
     handle.cancel()
     print(f"rankwise: job {job} ({handle.name}) is cancelled", file=sys.stderr)
-
-
-def _option(*names: str, metavar: str | None = None, text: str, least: int | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar, min=least, help=text, rich_help_panel=_PANEL)
-
-
-class SlurmOptions:
-    """The types of the options of `rankwise run` for Slurm, for typer."""
-
-    slurm = Annotated[bool, _option("--slurm", text="Submit a job to Slurm with submitit, and follow its output.")]
-    partition = Annotated[str | None, _option("--partition", metavar="P", text="Partition. Default: Slurm's own.")]
-    nodes = Annotated[int, _option("--nodes", metavar="N", least=1, text="Number of nodes.")]
-    gpus_per_node = Annotated[
-        int | None,
-        _option(
-            "--gpus-per-node",
-            metavar="G",
-            text="Number of GPUs, and of ranks, per node. Default: no GPUs and --nproc ranks.",
-        ),
-    ]
-    time = Annotated[str, _option("--time", metavar="2h", text="Time limit: 2h, 90m, 1d12h, or in Slurm's format.")]
-    account = Annotated[str | None, _option("--account", metavar="A", text="Account to charge.")]
-    qos = Annotated[str | None, _option("--qos", metavar="Q", text="Quality of service.")]
-    constraint = Annotated[str | None, _option("--constraint", metavar="C", text="Required features of the nodes.")]
-    mem = Annotated[str | None, _option("--mem", metavar="32G", text="Memory per node.")]
-    cpus_per_task = Annotated[int | None, _option("--cpus-per-task", metavar="C", text="Number of cores per rank.")]
-    job_name = Annotated[
-        str | None, _option("--job-name", metavar="NAME", text="Job name. Default: the target's name.")
-    ]
-    slurm_arg = Annotated[
-        list[str] | None,
-        _option("--slurm-arg", metavar="K=V", text="Any other option of sbatch, without the dashes; may be repeated."),
-    ]
-    container = Annotated[
-        str | None,
-        _option("--container", metavar="IMAGE", text="Container image for the ranks (srun --container-image, Pyxis)."),
-    ]
-    detach = Annotated[bool, _option("--detach", text="Submit the job, print its id, and exit.")]
-    requeue = Annotated[
-        bool | None,
-        _option(
-            "--requeue/--no-requeue",
-            text="Requeue the Slurm job when its ranks have saved because of a signal or their time limit (exit code "
-            "75), or a node is lost. Default: yes with --slurm, no inside a batch script.",
-        ),
-    ]
-    max_requeues = Annotated[
-        int | None,
-        _option(
-            "--max-requeues",
-            metavar="N",
-            least=0,
-            text="Maximum number of requeues. Default: 100. The job also ends after two requeues in a row without "
-            "progress.",
-        ),
-    ]

@@ -157,7 +157,8 @@ def _evaluation(run: Run) -> list[Finding]:
                 "the sampler repeats samples to give all ranks equal numbers, and the metric counts them: evaluate "
                 "without padding (rankwise.train.evaluate, or a sequential Order)"
             )
-            step = next(line["step"] for line in run.of("look", 0) if (line["loader"], line["turn"]) == (loader, turn))
+            looks = (line for rank in range(run.num_ranks) for line in run.of("look", rank))
+            step = next(line["step"] for line in looks if (line["loader"], line["turn"]) == (loader, turn))
             return [run.finding(step, "evaluation", text, reason)]
     return []
 
@@ -289,6 +290,8 @@ def tensors_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, 
         other, other_norm, others = new[name]
         if digest == other:
             continue
+        if len(values) != len(others):
+            return f"{name} (of another shape)", math.inf
         # relative to the tensor, but at least to a thousandth of all: some gradients are only rounding errors
         floor = max(norm, whole / 1000)
         part = math.sqrt(sum((a - b) ** 2 for a, b in zip(values, others, strict=True)))

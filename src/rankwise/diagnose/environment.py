@@ -113,7 +113,7 @@ def _system() -> dict[str, Any]:
 
 def _short(path: str) -> str:
     """Remove the user's name from a path, as the report will be pasted."""
-    home = str(Path.home())
+    home = os.path.expanduser("~")  # noqa: PTH111  (unchanged for a user without one)
     return "~" + path.removeprefix(home) if home != "/" and path.startswith(home + "/") else path
 
 

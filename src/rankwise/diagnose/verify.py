@@ -82,22 +82,21 @@ def _record(script: Script, size: int, place: Path, env: dict[str, str], verdict
         env={FOLDER: str(place), **env},
         max_restarts=int(KILL in env),
     )
-    lines = []
+    run = Run(name, size, [])
+    if outcome.exitcode:  # a killed rank may have left half a line
+        verdict.findings.append(run.finding(None, "failed", outcome.text.strip()))
+        return None
     for rank in range(size):
         files = sorted(place.glob(f"rank-{rank}.attempt-*.jsonl"))
-        lines.append([json.loads(line) for line in files[-1].read_text().splitlines()] if files else [])
-    run = Run(name, size, lines)
-    if outcome.exitcode:
-        verdict.findings.append(run.finding(None, "failed", outcome.text.strip()))
-    elif not run.num_steps:
+        run.lines.append([json.loads(line) for line in files[-1].read_text().splitlines()] if files else [])
+    if not run.num_steps:
         reason = (
             "the optimizers are not from torch, or the run was already finished: pass its folder as {dir} in the "
             "arguments"
         )
         verdict.findings.append(run.finding(None, "failed", "no optimizer step", reason))
-    else:
-        return run
-    return None
+        return None
+    return run
 
 
 def _killed(script: Script, wanted: Run, place: Path, env: dict[str, str], verdict: Verdict) -> None:

@@ -7,6 +7,7 @@ writes one line of JSON per step, batch of held-out data and reduced value; the 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -132,8 +133,9 @@ class Recorder:
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
         told = {name: getattr(sampler, name, None) for name in ("epoch", "shuffle", "num_replicas")}
         told = {name: value for name, value in told.items() if isinstance(value, int | None)}
-        indices = getattr(loader.dataset, "indices", None)
-        split = None if indices is None else _sha(json.dumps([int(i) for i in indices]).encode())
+        split = None
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # not some samples of another data set
+            split = _sha(json.dumps([int(i) for i in loader.dataset.indices]).encode())
         self.write(
             "iterate", loader=number, turn=self._passes[number], sampler=type(sampler).__name__, split=split, **told
         )
@@ -146,8 +148,9 @@ class Recorder:
         if not all(isinstance(i, int) for i in ids) or id(dataset) not in self._loaders:
             return
         number = self._loaders[id(dataset)][0]
-        while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # a Subset: take indices of the whole
-            ids, dataset = [int(dataset.indices[i]) for i in ids], dataset.dataset
+        with contextlib.suppress(AttributeError, TypeError, ValueError, LookupError):
+            while True:  # a Subset: take indices of the whole
+                ids, dataset = [int(dataset.indices[i]) for i in ids], dataset.dataset
         self._pulled.append((number, ids))
 
     def _begin(self, optimizer: Any) -> None:
@@ -216,7 +219,7 @@ class Recorder:
         late = [
             name for key, name in self._names.items() if key in wanted and self._wrapped and key not in self._wrapped
         ]
-        dtype = str(next(iter(optimizer.param_groups[0]["params"])).dtype).removeprefix("torch.")
+        dtype = str(self._named(optimizer)[0][1].dtype).removeprefix("torch.")
         facts = {"dtype": dtype, "autocast": self._autocast, "threads": torch.get_num_threads()}
         self.write("model", layers=sorted(layers), late=late, wrapped=bool(self._wrapped), **facts)
 

@@ -6,6 +6,7 @@ It ties the process to the supervisor's life, runs the target as Python itself w
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -15,12 +16,14 @@ import runpy
 import select
 import shutil
 import signal
+import stat
 import sys
 import time
 import types
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from pkgutil import get_importer
 from typing import Any, cast, get_args
 
 from rankwise import vitals
@@ -50,13 +53,15 @@ def main(argv: list[str]) -> None:
     faulthandler.enable((folder / f"crash-{rank}").open("w"))
     vitals.start(folder, rank)
     for stream in (sys.stdout, sys.stderr):
-        if not stream.isatty():
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines in time, one write each
+        with contextlib.suppress(AttributeError):  # a sitecustomize has put another stream in its place
+            if not stream.isatty():
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines in time, one write each
     assert argv[2] in get_args(Kind)
     global _rank_pid  # noqa: PLW0603
     if _rank_pid is None:
         end_well()
     _rank_pid = pid = os.getpid()
+    hook = sys.excepthook
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while this process started
         invoke(Target(kind=cast("Kind", argv[2]), name=argv[3], args=tuple(argv[4:])), rank)
@@ -68,11 +73,19 @@ def main(argv: list[str]) -> None:
             _report_finished(report_fd)
         else:
             _send(report_fd, make_report(error, rank, code).to_json())
+        if sys.excepthook is not hook and not isinstance(error, SystemExit):
+            _call_hook(error)
         if code != 0 and "rankwise.world.jax_start" in sys.modules:
             sys.modules["rankwise.world.jax_start"].note_failure(code)  # else JAX waits for the other ranks at exit
         sys.exit(code)
     if os.getpid() == pid:
         _report_finished(report_fd)
+
+
+def _call_hook(error: BaseException) -> None:
+    """Call the `sys.excepthook` that the program has set; the supervisor prints the traceback, so it need not."""
+    with contextlib.suppress(Exception), contextlib.redirect_stderr(io.StringIO()):
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _use_temporary_folder(folder: Path) -> None:
@@ -119,12 +132,10 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _send(fd: int, line: bytes) -> None:
-    """Write the whole line; return silently if the supervisor is gone."""
-    try:
-        while line:
+    """Write the whole line; do nothing if the supervisor is gone, or the program has closed all that it inherited."""
+    with contextlib.suppress(OSError):
+        while line and stat.S_ISFIFO(os.fstat(fd).st_mode):
             line = line[os.write(fd, line) :]
-    except BrokenPipeError:
-        pass
 
 
 def die_with_parent(parent: int) -> None:
@@ -201,7 +212,7 @@ def invoke(target: Target, rank: int) -> None:
             _run_script(target.name)
         case "module":
             sys.path.insert(0, os.getcwd())  # noqa: PTH109  (sys.path wants text)
-            runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+            _run_module(target.name)
         case "function":
             sys.path.insert(0, os.getcwd())  # noqa: PTH109
             _resolve(target.name)()
@@ -211,10 +222,18 @@ def invoke(target: Target, rank: int) -> None:
             run_call(Path(target.name), rank)
 
 
+def _run_module(name: str) -> None:
+    _, spec, code = runpy._get_module_details(name)  # type: ignore[attr-defined]  # noqa: SLF001
+    # unlike that of `run_module`, this module stays, as a script's does
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    sys.argv[0] = spec.origin
+    runpy._run_code(code, module.__dict__, None, "__main__", spec)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def _run_script(name: str) -> None:
     path = Path(name)
-    if path.is_dir() or path.suffix in {".pyc", ".pyz", ".zip"}:
-        runpy.run_path(name, run_name="__main__")  # a folder or archive with a __main__.py, or a compiled file
+    if path.suffix == ".pyc" or get_importer(name) is not None:  # a folder or archive with a __main__.py
+        runpy.run_path(name, run_name="__main__")
         return
     full = str(path.absolute())
     sys.path.insert(0, str(path.resolve().parent))

@@ -8,9 +8,12 @@ import os
 import stat
 from pathlib import Path
 
+from rankwise.errors import LaunchError
+
 __all__ = ["has_failed", "make_folder", "mark_failed", "remove_folder", "sweep_folders"]
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  (tmpfs of Linux; each folder in it is our own, mode 700)
+_LEAST_BYTES = 1 << 22  # free in it; a rank that maps a page of a full one dies of SIGBUS
 _PREFIX = "rankwise-"
 _OWNER = "owner"  # a file locked by the owner; the kernel releases the lock when the process ends
 _FAILED = "failed"
@@ -48,10 +51,15 @@ def sweep_folders(*, in_memory: bool = True) -> None:
 
 def _root(*, in_memory: bool) -> Path:
     if in_memory and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK):
-        return _MEMORY
+        found = os.statvfs(_MEMORY)
+        if found.f_bavail * found.f_frsize >= _LEAST_BYTES or not found.f_blocks:  # 0: without a limit
+            return _MEMORY
     import tempfile  # it and shutil import much, and a launch in memory needs them only at its end
 
-    return Path(tempfile.gettempdir())
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise LaunchError(f"{error.strerror}: set TMPDIR to a folder that this user can write to") from error
 
 
 def _new_folder(root: Path) -> Path:

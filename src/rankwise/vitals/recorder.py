@@ -76,9 +76,11 @@ class Recorder:
             path = folder / f"rank-{rank}"
             path.touch()
             with path.open("r+b") as file:
-                file.truncate(FILE_BYTES)  # never shorter in between: a reader that has mapped it would get SIGBUS
+                # never shorter in between, or a reader that has mapped it would get SIGBUS; this rank would get it
+                # from a page for which a full file system has no room
+                file.write(bytes(FILE_BYTES))
+                file.flush()
                 self._page = mmap.mmap(file.fileno(), FILE_BYTES)
-            self._page[:] = bytes(FILE_BYTES)
         except OSError as error:
             raise LaunchError(
                 f"rank {rank} cannot keep its vitals in {folder}: {error}; make the folder writable, or unset "

@@ -234,8 +234,13 @@ def test_two_ranks_on_one_gpu():
     assert check_rank_devices([first, fact(device="cuda:0", boot="2")]).status == "pass"
 
 
-def test_a_healthy_group_passes_and_a_sick_one_is_named():
-    """Real gloo ranks: they meet and compute right; where they stop for want of an interface is told."""
+def test_a_healthy_group_passes_and_a_sick_one_is_named(tmp_path, monkeypatch):
+    """Real gloo ranks: they meet and compute right; where they stop for want of an interface is told.
+
+    A file of the current folder with a standard name does not break them.
+    """
+    (tmp_path / "statistics.py").write_text("raise SystemError('the wrong one')")
+    monkeypatch.chdir(tmp_path)
     checks = check_group(2, 200.0, dict(os.environ))
     assert [check.status for check in checks] == ["pass"] * 3, checks
     assert [row["bytes"] for row in checks[-1].data] == list(SIZES)

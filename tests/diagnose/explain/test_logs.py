@@ -131,6 +131,7 @@ def test_a_rotated_log_may_be_compressed(tmp_path):
     (finding,) = explain_logs([log])
     assert finding.text == "step 1 step 2 RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert finding.places == [f"{log}:1"]
+    assert [found.places for found in explain(packed)] == [["-:1"]]
     log.write_bytes(packed[:-12])
     with pytest.raises(ConfigError, match=r"rank-0.*ended before"):
         explain_logs([log])

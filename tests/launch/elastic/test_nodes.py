@@ -36,5 +36,6 @@ def test_endpoints():
     assert parse_nodes("2", rdzv="h").port == 29400
     static = parse_nodes("2", master_addr="h", master_port=7, node_rank=1)
     assert (static.rendezvous, static.port, static.node_rank) == (("h",), 7, 1)
+    assert parse_nodes("2", master_addr="fe80::1", master_port=7).rendezvous == ("fe80::1",)
     assert parse_nodes("1") is None
     assert parse_nodes("1:1", node_rank=0) is None

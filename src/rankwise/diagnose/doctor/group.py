@@ -38,7 +38,7 @@ class _Probe:
         words = [str(rank), str(ranks), str(port), str(int(deadline_s))]
         env = {key: value for key, value in environ.items() if key not in _NOT_HANDED_ON}
         self.process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "rankwise.diagnose.doctor.probe", *words],
+            [sys.executable, "-P", "-m", "rankwise.diagnose.doctor.probe", *words],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
         )  # fmt: skip
         self.said: dict[str, dict[str, Any]] = {}

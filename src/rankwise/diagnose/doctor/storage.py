@@ -67,7 +67,7 @@ def check_data(arguments: str | None) -> Check:
             mend = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
             return failed("data", _NAME, f"{words[0]} is not a local Zarr array, so its chunks are unknown", mend)
         words += ["--crop", ",".join(map(str, extent))]
-    command = [sys.executable, "-m", "rankwise", "data", "bench", *words, "--json"]
+    command = [sys.executable, "-P", "-m", "rankwise", "data", "bench", *words, "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MOST_S)  # noqa: S603
     except subprocess.TimeoutExpired:
@@ -77,7 +77,7 @@ def check_data(arguments: str | None) -> Check:
     if done.returncode:
         told = (done.stderr or done.stdout).strip()[-400:]
         return failed("data", _NAME, told, "rankwise data audit shows what is wrong with it")
-    rows = [_row(group, audit) for group, audit in _groups(json.loads(done.stdout))]
+    rows = [_row(group, audit) for group, audit in _groups(json.loads(done.stdout[done.stdout.find("{") :]))]
     told = "; ".join(
         f"{row['crops_per_s']:.4g} crops of {row['crop']} a second, {row['mb_s']:.4g} MB/s decoded ({row['codec']})"
         for row in rows

@@ -6,10 +6,11 @@ import codecs
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from rankwise.diagnose.explain.catalogue import LEVELS, MESSAGES, Message
 from rankwise.errors import ConfigError
@@ -24,9 +25,10 @@ _CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # of progress bars: they would overwrite the line on a terminal
 # What launchers put before a line: torchrun ([rank3]:, [default1]:), srun --label (3: ), mpirun ([1,3]<stdout>:).
 _PREFIX = re.compile(
-    r"^\s*(?:\[(?:rank|default)?(\d+)\]:?\s?|(\d+): |\[\d+,(\d+)\]<std(?:out|err)>:|\[rank (\d+)\] ?)", re.IGNORECASE
+    r"^\s*(?:\[(?:rank|default)?(\d{1,9})\]:?\s?|(\d{1,9}): |\[\d+,(\d{1,9})\]<std(?:out|err)>:|\[rank (\d{1,9})\] ?)",
+    re.IGNORECASE,
 )
-_RANK = re.compile(r"\[(?:[^\[\]]* )?rank:? ?(\d+)\]", re.IGNORECASE)
+_RANK = re.compile(r"\[(?:[^\[\]]* )?rank:? ?(\d{1,9})\]", re.IGNORECASE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARY = re.compile(r"site-packages|dist-packages|[/\\]lib[/\\]python\d|^<")
 
@@ -179,8 +181,9 @@ def _add_frame(finding: Finding, above: bytes, rank: int | None) -> None:
         finding.frames.append(nearest)
 
 
-def _unpacked(stream: BufferedReader) -> BinaryIO:
+def _unpacked(log: BinaryIO) -> BinaryIO:
     """Return the content of a log that is compressed with gzip, or UTF-16 with its mark; any other stream as it is."""
+    stream = log if isinstance(log, BufferedReader) else BufferedReader(cast("Any", log))
     if stream.peek(2)[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:  # as PowerShell redirects output
         return cast("BinaryIO", codecs.EncodedFile(stream, "utf-8", "utf-16", errors="replace"))
     if not stream.peek(2).startswith(b"\x1f\x8b"):
@@ -194,7 +197,7 @@ def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
     """Read the logs of one job.
 
     Args:
-        logs: files, also those compressed with gzip, or open streams of bytes, in any order.
+        logs: files or open streams of bytes, also those compressed with gzip, in any order.
 
     Returns:
         The findings, nearest to the root first; equal ones in order of appearance.
@@ -204,15 +207,13 @@ def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
     """
     findings: dict[str, Finding] = {}
     for number, log in enumerate(logs):
-        if not isinstance(log, Path):
-            _read_log(log, "-", number, findings)
-            continue
+        name = str(log) if isinstance(log, Path) else "-"
         try:
-            with log.open("rb") as stream:
-                _read_log(_unpacked(stream), str(log), number, findings)
+            with log.open("rb") if isinstance(log, Path) else nullcontext(log) as stream:
+                _read_log(_unpacked(stream), name, number, findings)
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"explain wants logs that can be read; {log}: {reason}") from error
+            raise ConfigError(f"explain wants logs that can be read; {name}: {reason}") from error
     return sorted(findings.values(), key=lambda finding: (finding.message.distance, finding.order))
 
 

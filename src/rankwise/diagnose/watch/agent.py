@@ -212,7 +212,7 @@ class Agent(threading.Thread):
     def _print(self, text: str) -> None:
         """Write to stderr in one call, without Python's buffers, which a stuck main thread may have locked."""
         with contextlib.suppress(OSError):
-            os.write(2, (text + "\n").encode())
+            os.write(2, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def _reset_after_fork() -> None:

@@ -121,5 +121,5 @@ def save(folder: Path, evidence: Evidence, verdict: Culprit, text: str) -> Path:
     stem = folder / f"rankwise-stall-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     content: dict[str, Any] = {"verdict": asdict(verdict), **json.loads(evidence.to_json())}
     stem.with_suffix(".json").write_text(json.dumps(content, indent=1))
-    stem.with_suffix(".txt").write_text(text + "\n")
+    stem.with_suffix(".txt").write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     return stem.with_suffix(".txt")

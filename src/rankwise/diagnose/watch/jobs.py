@@ -12,7 +12,7 @@ from rankwise import vitals
 from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s
 from rankwise.diagnose.watch.registry import Entry
 from rankwise.errors import ConfigError
-from rankwise.launch.local.sessions import parent_process
+from rankwise.launch.local.sessions import parent_process, process_state
 from rankwise.vitals import Vital
 
 __all__ = ["RunningJob", "entries_of", "inspect_run", "running_jobs"]
@@ -57,7 +57,7 @@ def _own_vitals(folder: Path) -> list[Vital]:
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return []
-        return [vital for vital in vitals.read(folder) if parent_process(vital.pid)]
+        return [vital for vital in vitals.read(folder) if process_state(vital.pid) not in {"", "Z", "X"}]
     except OSError:  # it is being removed
         return []
 

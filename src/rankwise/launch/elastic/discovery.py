@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from rankwise._process.addresses import is_own, is_public, resolve
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.nodes import Nodes
-from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.loop import ENDING, Loop
 
 __all__ = ["Discovery", "StoppedWhileWaiting"]
 
@@ -19,7 +18,6 @@ _CONNECT_S = 2.0
 _AGAIN_S = 0.5
 _SAY_AFTER_S = 2.0  # print a message only after this time, as nodes do not start at the same moment
 _TAKE_OVER_S = 15.0  # how long to wait for hosts that come before this one in the list
-_STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 class Found(NamedTuple):
@@ -98,7 +96,7 @@ class Discovery:
         self._loop.step(seconds)
         while self._loop.signals:
             number = self._loop.signals.popleft()
-            if number in _STOPS:
+            if number in ENDING:
                 raise StoppedWhileWaiting(number)
 
     def _try(self, hosts: list[str], number: int, take_over_s: float) -> Found | None:

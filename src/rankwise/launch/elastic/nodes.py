@@ -104,7 +104,8 @@ def parse_nodes(
             )
         return None
     if rdzv is None and master_addr is not None:
-        rdzv = f"{master_addr}:{master_port or _STATIC_PORT}"
+        host = f"[{master_addr}]" if ":" in master_addr and not master_addr.startswith("[") else master_addr
+        rdzv = f"{host}:{master_port or _STATIC_PORT}"
     hosts, port = _endpoints(rdzv or "")
     return Nodes(min_nodes=least, max_nodes=most, rendezvous=hosts, port=port, node_rank=node_rank, **fields)
 

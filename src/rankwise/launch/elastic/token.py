@@ -9,6 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from rankwise._files import user_folder
 from rankwise.errors import ConfigError
 
 __all__ = ["derived_secret", "read_token"]
@@ -42,7 +43,9 @@ def read_token(path: Path | None) -> tuple[str, str]:
             raise ConfigError(f"other users can read the token in {path}: chmod 600 {path}, or create a new one")
         return _checked(path.read_text(), str(path)), str(path)
     except OSError as error:
-        raise ConfigError(f"no token for the rendezvous: {path}: {error.strerror}; set {_VARIABLE}") from error
+        raise ConfigError(
+            f"no token for the rendezvous: {error.filename}: {error.strerror}; set {_VARIABLE}"
+        ) from error
 
 
 def _checked(text: str, source: str) -> str:
@@ -56,7 +59,7 @@ def _checked(text: str, source: str) -> str:
 
 
 def _own_file() -> Path:
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "rankwise"
+    folder = user_folder("XDG_CONFIG_HOME", ".config")
     path = folder / "token"
     if not path.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ _LAUNCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: P
 _IMPORT = importlib.__file__  # import_module
 _START, _CALL = (os.path.join(_LAUNCH, name) for name in ("child.py", "functions/callee.py"))  # noqa: PTH118
 
+_MOST_CHARACTERS = 100_000  # that are searched of a message, which may hold a whole array
 # patterns for a message, compiled when they are used: the ranks do not use them
 _LOST_PEER = (
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (the )?(remote )?peer|socket closed"
@@ -75,7 +76,7 @@ class Report:
         return self.is_collateral and any(re.search(_TIMEOUT, text, re.IGNORECASE) for text in self._texts())
 
     def _texts(self) -> list[str]:
-        return [f"{self.type}: {self.message}", *self.causes]
+        return [text[:_MOST_CHARACTERS] for text in (f"{self.type}: {self.message}", *self.causes)]
 
     def to_json(self) -> bytes:
         """Return the report as one line."""
@@ -93,7 +94,7 @@ def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
     """Describe `error`, which has reached the top of this rank's program."""
     causes: list[BaseException] = []
     cause = error.__cause__
-    while cause is not None and cause not in causes:
+    while cause is not None and not any(cause is known for known in causes):
         causes.append(cause)
         cause = cause.__cause__
     return Report(
@@ -109,7 +110,10 @@ def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
 
 
 def _blamed(error: BaseException) -> tuple[int, ...]:
-    ranks = getattr(error, "ranks", ())
+    try:
+        ranks = error.ranks  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001  (most have none; a broken property must not hide the failure)
+        return ()
     return tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, (tuple, list)) else ()
 
 

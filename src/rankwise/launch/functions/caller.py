@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -119,10 +120,12 @@ def call_ranks(
             'if __name__ == "__main__":'
         )
     num_ranks = options["num_ranks"]
+    num_ranks = num_ranks.item() if hasattr(num_ranks, "item") else num_ranks  # of NumPy
     if not isinstance(num_ranks, int) or not 1 <= num_ranks <= MAX_RANKS:
         raise ConfigError(f"num_ranks must be an integer from 1 to {MAX_RANKS:,}, got {num_ranks!r}")
     code = None if platform is not None or options.get("env") or num_ranks == 1 else getattr(fn, "__code__", None)
     hint = (code.co_filename, code.co_name) if code is not None else None  # for ranks that may be forked
+    _fill_standard_streams()
     line, far = socket.socketpair()
     for end in (line, far):
         end.setblocking(True)  # noqa: FBT003  (also where the program has called socket.setdefaulttimeout)
@@ -143,6 +146,13 @@ def call_ranks(
     return [read_value(rank, value) for rank, value in enumerate(values)]
 
 
+def _fill_standard_streams() -> None:
+    """Open /dev/null for standard streams that the program has closed: else a connection would get their numbers."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)  # noqa: FBT003
+    os.close(fd)
+
+
 def _exchange(
     line: socket.socket,
     process: subprocess.Popen[bytes],
@@ -153,7 +163,7 @@ def _exchange(
     """Send the call to the supervisor, copy the ranks' output, and return their values."""
     is_sent = False
     try:
-        send(line, json.dumps(request, default=_refuse).encode())
+        send(line, json.dumps(request, default=_plain).encode())
         send(line, call)
         is_sent = True
         _raise_failure(_listen(line, streams))
@@ -168,7 +178,10 @@ def _exchange(
         raise LaunchError(f"the supervisor of the ranks exited with {process.wait()}, and its ranks with it") from error
 
 
-def _refuse(value: Any) -> None:
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one that JSON knows."""
+    if hasattr(value, "item"):
+        return value.item()
     raise ConfigError(f"an option of a launch must be a number or text, got {value!r} ({type(value).__name__})")
 
 
@@ -215,7 +228,11 @@ def _is_real(stream: Any, fd: int) -> bool:
 def _copy(fd: int, sink: IO[str], decoder: codecs.IncrementalDecoder) -> bool:
     """Copy the available output to a stream without a file descriptor; return False at the end."""
     data = os.read(fd, 1 << 16)
-    sink.write(decoder.decode(data, final=not data))
+    text = decoder.decode(data, final=not data)
+    try:
+        sink.write(text)
+    except UnicodeEncodeError:  # of a file in an encoding that lacks a character
+        sink.write(text.encode("ascii", "backslashreplace").decode())
     sink.flush()
     return bool(data)
 
@@ -235,9 +252,18 @@ def _listen(line: socket.socket, streams: _Streams) -> dict[str, Any]:
 
 def _end(process: subprocess.Popen[bytes], streams: _Streams) -> None:
     """Copy the last output and wait for the supervisor, which ends once this end of the connection is closed."""
-    for fd, (sink, decoder) in streams.items():
-        while _copy(fd, sink, decoder):
-            pass
+    deadline, waiting = time.monotonic() + _FAREWELL_S, select.poll()
+    for fd in streams:
+        waiting.register(fd, select.POLLIN)
+    while streams and time.monotonic() < deadline:
+        has_ended = process.poll() is not None
+        ready = waiting.poll(0 if has_ended else 100)
+        for fd, _ in ready:
+            if not _copy(fd, *streams[fd]):
+                waiting.unregister(fd)
+                del streams[fd]
+        if has_ended and not ready:
+            break  # a process that a rank has left behind still holds the pipe
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()

@@ -210,9 +210,11 @@ def _describe_main() -> dict[str, str] | None:
     """Return how a fresh interpreter can import this main program again, None if it cannot (notebook, prompt, -c)."""
     main = sys.modules.get(_MAIN)
     spec = getattr(main, "__spec__", None)
-    if spec is not None:
+    if spec is not None and spec.name != _MAIN:  # else a folder, an archive, or a script that a profiler runs
         return {"name": str(spec.name)}
-    path = getattr(main, "__file__", None)
+    path = getattr(main, "__file__", None) or getattr(spec, "origin", None)
+    if path is not None and not Path(path).is_file():
+        path = os.path.dirname(path)  # noqa: PTH120  (of an archive)
     if path is None or not Path(path).is_file():
         return None
     return {"path": os.path.abspath(path)}  # noqa: PTH100

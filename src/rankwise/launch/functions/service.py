@@ -58,13 +58,13 @@ def _serve(fd: int, early: ServerProcess | None) -> None:
             request, call = json.loads(receive(line)), receive(line)
         except EOFError:
             return  # the caller has ended or given up
-        folder = vitals.make_folder(in_memory=False)
-        stack.callback(vitals.remove_folder, folder)
-        (folder / "call").write_bytes(call)
-        loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
+            folder = vitals.make_folder(in_memory=False)
+            stack.callback(vitals.remove_folder, folder)
+            (folder / "call").write_bytes(call)
+            loop.watch(fd, lambda: _caller_is_gone(loop, fd))
             outcome = supervise(_job(request, folder), loop=loop, early=early, tell_last=False)
-        except RankwiseError as error:
+        except (RankwiseError, OSError) as error:  # a full disk, no folder for temporary files
             send(line, json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return
         values = [value_path(folder, rank) for rank in range(request["options"]["num_ranks"])]

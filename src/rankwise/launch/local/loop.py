@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -16,6 +17,7 @@ __all__ = ["CHECK_INTERVAL_S", "ENDING", "Loop"]
 
 CHECK_INTERVAL_S = 1.0  # how often to check, without an event, whether the ranks still make progress
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})  # these end a launch
+_REPEATED_S = 0.3  # a wrapper may pass on a Ctrl-C that its child has got from the terminal as well
 _HANDLED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGWINCH", "SIGTSTP")
 
 
@@ -33,6 +35,7 @@ class Loop:
         self.signals: deque[int] = deque()
         self._selector = selectors.DefaultSelector()
         self._previous: dict[int, Any] = {}
+        self._ending_s: dict[int, float] = {}  # when each of the signals that end a launch was last taken
         self._repeated: dict[Callable[[], object], tuple[float, float]] = {}  # seconds between calls, when it is due
 
     def __enter__(self) -> Self:
@@ -43,10 +46,19 @@ class Loop:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
                 continue
-            self._previous[number] = signal.signal(number, lambda got, _frame: self.signals.append(got))
+            self._previous[number] = signal.signal(number, self._take)
         self._previous_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain)
         return self
+
+    def _take(self, number: int, _frame: object) -> None:
+        """Note a signal; one that ends a launch only once if it comes twice at the same time: a second one kills."""
+        now = time.monotonic()
+        if number in ENDING:
+            if now < self._ending_s.get(number, -math.inf) + _REPEATED_S:
+                return
+            self._ending_s[number] = now
+        self.signals.append(number)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -18,23 +18,24 @@ class HeldPort:
     can run side by side. Other systems do not allow the second bind: there the port is released just before the ranks
     start.
 
-    Without a number it takes a free one.
+    Without a number it takes a free one. A port that is wanted `alone` is refused to a second launch: the kernel would
+    give it to both until a rank listens, and the ranks of both would meet.
 
     Raises:
         LaunchError: the port is in use.
     """
 
-    def __init__(self, port: int | None = None) -> None:
+    def __init__(self, port: int | None = None, *, alone: bool = False) -> None:
+        self._claim = socket.socket(socket.AF_UNIX)
         try:
-            self._socket = _bind(socket.AF_INET6, port or 0)
-        except OSError:
-            # no IPv6 on this machine, or the port is in use: the IPv4 attempt shows which
-            try:
-                self._socket = _bind(socket.AF_INET, port or 0)
-            except OSError as error:
-                raise LaunchError(
-                    f"port {port} cannot be used: {error.strerror}; leave the port out to get a free one"
-                ) from error
+            if alone and port is not None and sys.platform == "linux":
+                self._claim.bind(f"\0rankwise-port-{port}")  # a name in this network namespace, not a file
+            self._socket = _bind_first(port or 0)
+        except OSError as error:
+            self._claim.close()
+            raise LaunchError(
+                f"port {port} cannot be used: {error.strerror}; leave the port out to get a free one"
+            ) from error
         self.number = int(self._socket.getsockname()[1])
 
     def hand_over(self) -> None:
@@ -45,6 +46,14 @@ class HeldPort:
     def close(self) -> None:
         """Release the port."""
         self._socket.close()
+        self._claim.close()
+
+
+def _bind_first(port: int) -> socket.socket:
+    try:
+        return _bind(socket.AF_INET6, port)
+    except OSError:  # no IPv6 on this machine, or the port is in use: the IPv4 attempt shows which
+        return _bind(socket.AF_INET, port)
 
 
 def _bind(family: socket.AddressFamily, port: int) -> socket.socket:

@@ -148,7 +148,7 @@ class RankProcess(RankEnd):
         from rankwise.launch.failures.report import FINISHED, Report
 
         self._report_bytes += data
-        if self.report is None and self.finished_s is None and b"\n" in self._report_bytes:
+        if self.report is None and self.finished_s is None and b"\n" in data:  # a message may have many megabytes
             line = bytes(self._report_bytes).partition(b"\n")[0]
             if line.startswith(FINISHED):
                 self.finished_s = float(line.removeprefix(FINISHED))

@@ -53,7 +53,7 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # attempts of the launch; failures at this number of ranks
     while True:
-        with closing(HeldPort(job.master_port)) as port:
+        with closing(HeldPort(job.master_port, alone=True)) as port:
             port.hand_over()
             attempt = Attempt(
                 with_time_left(job, begun_s),

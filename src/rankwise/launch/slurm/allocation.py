@@ -6,13 +6,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rankwise._process.slurm import expand_hosts
+from rankwise._process.slurm import expand_hosts, in_step
 from rankwise.errors import ConfigError, WorldError
 
 __all__ = ["Allocation"]
 
-# step ids from here on are reserved: batch script, interactive steps and the like
-_SPECIAL_STEPS = 0xFFFF_FFF0
 _MOST_NAMES = 8
 
 
@@ -44,8 +42,7 @@ class Allocation:
         job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
         if not job_id or shutil.which("srun") is None:
             return None
-        step = environ.get("SLURM_STEP_ID", "")
-        if step.isdecimal() and int(step) < _SPECIAL_STEPS and not environ.get("SLURM_PTY_PORT"):
+        if in_step(environ):
             tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
             if tasks != "1":
                 raise ConfigError(

@@ -118,8 +118,8 @@ def _shell_warning(parent: int) -> str:
     try:
         words = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")
         script = next((word for word in words if word.endswith("slurm_script")), "")
-        found = re.search(r"^#SBATCH\b.*--signal[= ]B:(\w+)", Path(script).read_text(), re.MULTILINE)
-        status = Path(f"/proc/{parent}/status").read_text()
+        found = re.search(r"^#SBATCH\b.*--signal[= ]B:(\w+)", Path(script).read_text(errors="replace"), re.MULTILINE)
+        status = Path(f"/proc/{parent}/status").read_text(errors="replace")
     except OSError:
         return ""
     name = "" if found is None else found[1].upper()

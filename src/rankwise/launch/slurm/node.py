@@ -138,8 +138,11 @@ def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: con
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or os.environ.get("SLURMD_NODENAME", "")
     address = "127.0.0.1" if alone else _address_towards(launcher)
-    hangs = None if alone else Server(socket.create_server((address, 0), backlog=1024), secret, loop, say=console.log)
-    if hangs is not None:
+    hangs = None
+    if not alone:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family, backlog=1024)
+        hangs = Server(listener, secret, loop, say=console.log)
         stack.callback(hangs.close)
     rendezvous = Rendezvous(
         address=address,

@@ -58,7 +58,13 @@ def slurm_command(*words: str) -> subprocess.CompletedProcess[str]:
         raise LaunchError(f"{words[0]} was not found: this needs a machine that can submit Slurm jobs")
     try:
         return subprocess.run(  # noqa: S603
-            words, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, stdin=subprocess.DEVNULL
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",  # names of jobs in any encoding
+            timeout=_PATIENCE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         raise LaunchError(f"{' '.join(words)} does not answer within {_PATIENCE_S:g} s") from error

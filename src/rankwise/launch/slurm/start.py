@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from rankwise._files import write_whole
+from rankwise._files import user_folder, write_whole
 from rankwise.errors import LaunchError
 from rankwise.launch.job import Job
 
@@ -127,7 +127,6 @@ def num_ready(folder: Path) -> int:
 
 def state_folder() -> Path:
     """Return this user's folder for the state of jobs, shared with the nodes; create it if missing."""
-    root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    folder = root / "rankwise" / "slurm"
+    folder = user_folder("XDG_STATE_HOME", ".local/state") / "slurm"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

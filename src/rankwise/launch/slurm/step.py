@@ -22,7 +22,7 @@ from rankwise._files import write_whole
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.functions.callee import value_path
 from rankwise.launch.local.console import Console
-from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.loop import ENDING, Loop
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import end_time, slurm_command
 from rankwise.launch.slurm.start import Record, Rendezvous, Start, num_ready, state_folder
@@ -153,7 +153,7 @@ class Step:
             number = self._loop.signals.popleft()
             if number in {signal.SIGUSR1, signal.SIGUSR2}:
                 self._held.append(number)
-            elif number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}:
+            elif number in ENDING:
                 # a second signal kills them at once, as on one machine
                 self._signal(number if self._interrupted is None else signal.SIGKILL)
                 self._interrupted = number

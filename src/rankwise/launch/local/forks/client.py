@@ -116,8 +116,10 @@ class ForkServer:
             "env": {name: value for name, value in self._env.items() if early.env.get(name) != value},
             "without": sorted(early.env.keys() - self._env.keys()),
         }
-        with contextlib.suppress(OSError):  # the server has ended: `listen` notices it
+        try:
             early.line.send(json.dumps(request).encode())
+        except OSError as error:  # it has ended, or the arguments are too long for one message
+            self.reason = str(error)
         early.line.settimeout(_FORK_S)
 
     def becomes_ready(self, loop: Loop, limit_s: float) -> bool:
