@@ -268,10 +268,7 @@ def _checked(config: Config) -> dict[str, Any]:
 
 def _fields(fields: Any) -> dict[str, Field]:
     if not isinstance(fields, Mapping) or not all(isinstance(each, Field) for each in fields.values()):
-        raise InvalidArgument(
-            "fields= must map names to Field(sample_shape=...), such as {'label': Field(sample_shape=(64, 64))}; got "
-            f"{fields!r:.120}"
-        )
+        raise InvalidArgument(f"fields= must map names to Field(sample_shape=...); got {fields!r:.120}")
     return dict(fields)
 
 

@@ -16,16 +16,8 @@ from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.errors import needs_extra
 
 __all__ = [
-    "AABB",
-    "Crop",
-    "Dtype",
-    "DtypeLike",
-    "Sample",
-    "parse_dtype",
-    "plain_channel",
-    "resolved_dtype",
-    "whole_number",
-]
+    "AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "plain_channel", "resolved_dtype", "whole_number",
+]  # fmt: skip
 
 AABB: TypeAlias = tuple[tuple[int, int], ...]
 Channel: TypeAlias = "str | int | Sequence[str | int] | None"
@@ -129,11 +121,7 @@ class Sample(Crop):
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return a whole number as Python's int.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Return a whole number as Python's int; raises InvalidArgument."""
     try:
         return operator.index(value)
     except TypeError:

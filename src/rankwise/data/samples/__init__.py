@@ -10,13 +10,6 @@ from rankwise.data.samples.keyed import sample_key
 from rankwise.data.samples.source import ArrayPlan, ArraySource, SampleLoader
 
 __all__ = [
-    "ArrayPlan",
-    "ArraySource",
-    "DatasetBatch",
-    "DatasetLoader",
-    "FeedBatch",
-    "FeedLoader",
-    "LoaderStats",
-    "SampleLoader",
-    "sample_key",
-]
+    "ArrayPlan", "ArraySource", "DatasetBatch", "DatasetLoader", "FeedBatch", "FeedLoader", "LoaderStats",
+    "SampleLoader", "sample_key",
+]  # fmt: skip

@@ -125,9 +125,8 @@ def _wrapped(dataset: Any) -> list[Any]:
     """Return the datasets inside one of torch's wrappers; none for other datasets."""
     if not type(dataset).__module__.startswith("torch."):
         return []
-    several = getattr(dataset, "datasets", ())
-    one = getattr(dataset, "dataset", None)
-    return [*(several.values() if isinstance(several, Mapping) else several), *([] if one is None else [one])]
+    several = getattr(dataset, "datasets", [dataset.dataset] if hasattr(dataset, "dataset") else [])
+    return list(several.values() if isinstance(several, Mapping) else several)
 
 
 def _fetches_at_once(dataset: Any) -> bool:
