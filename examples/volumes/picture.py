@@ -22,8 +22,7 @@ def write_picture(folder: Path, tiles: CropIndex, model: torch.nn.Module) -> Pat
     """
     order = rankwise.Order(tiles, batch_size=len(tiles), kind="sequential")
     with IndexPipeline(tiles, order=order, world=rankwise.World.single()) as pipeline:
-        # A batch's memory is filled again when the iteration moves on: a copy stays.
-        (batch,) = [batch.detach() for batches in pipeline for batch in batches]
+        (batch,) = [batch for batches in pipeline for batch in batches]
     images, labels = batch["image"], batch["head"]
     chosen = (labels.float().mean(dim=(1, 2, 3)) - 0.5).abs().argmin()
     weight = next(model.parameters())

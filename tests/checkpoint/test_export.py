@@ -72,6 +72,7 @@ def test_show_and_verify(sharded, tmp_path):
     assert "step 4, attempt 0, 2 ranks" in text
     assert "metrics: loss=0.5" in text
     assert "in pieces" in text
+    assert " kB  2 files" in text
     (facts,) = json.loads(invoke("show", sharded / "step-0000000004", "--json")[1])
     assert facts["parts"]["model"]["files"] == ["rank-0/model.pt", "rank-1/model.pt"]
     assert facts["parts"]["random"]["scope"] == "rederived"

@@ -92,14 +92,15 @@ def text_of(facts: Mapping[str, Any]) -> str:
         return f"{facts['path']}\n  damaged: {facts['damaged']}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["time"]))
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    lines = [facts["path"], f"  step {facts['step']}, attempt {facts['attempt']}, {facts['world_size']} ranks, {when}"]
+    ranks = "1 rank" if facts["world_size"] == 1 else f"{facts['world_size']} ranks"
+    lines = [facts["path"], f"  step {facts['step']}, attempt {facts['attempt']}, {ranks}, {when}"]
     lines += [f"  {versions}"]
     lines += [f"  metrics: {', '.join(f'{k}={v:g}' for k, v in facts['metrics'].items())}"] if facts["metrics"] else []
     width = max(map(len, facts["parts"]), default=0)
     for name, part in facts["parts"].items():
         kind = "in pieces" if part["in_pieces"] else part["scope"]
         where = part["files"][0] if len(part["files"]) == 1 else f"{len(part['files'])} files"
-        lines.append(f"  {name:{width}}  {kind:10}  {part['bytes'] / 1e6:10.2f} MB  {where}")
+        lines.append(f"  {name:{width}}  {kind:10}  {part['bytes'] / 1e3:12,.1f} kB  {where}")
     return "\n".join(lines)
 
 

@@ -71,6 +71,9 @@ def test_defaults_are_those_that_are_documented():
         ({"fields": {"image": Field(sample_shape=(4,))}}, "rename one"),
         ({"fields": {"image_mask": Field(sample_shape=(4,))}}, "name of the mask"),
         ({"fields": {"seg": Field(sample_shape=())}}, "1 to 31 extents"),
+        ({"fields": {"seg": (4, 8, 8)}}, r"map names to Field\(sample_shape="),
+        ({"fields": ["seg"]}, r"map names to Field\(sample_shape="),
+        ({"seed": 1.5}, "seed must be an integer, got float 1.5"),
     ],
 )
 def test_what_cannot_work_is_refused(values, message):
@@ -96,6 +99,8 @@ def test_what_is_allowed_is_allowed():
         on_bad_sample=0,
         pop_timeout_s=None,
         device=0,
+        seed=np.int64(5),
     )
     assert config.sample_shape == (4, 8)
+    assert type(config.seed) is int
     assert isinstance(config.samples_per_batch, int)

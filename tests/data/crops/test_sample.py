@@ -76,6 +76,8 @@ def test_labels_are_plain_and_meta_is_anything():
         {"uri": 5, "aabb": np.s_[0:4,]},
         {"uri": "a", "aabb": np.s_[0:4,], "also": {"seg": "b"}},
         {"uri": "a", "aabb": np.s_[0:4,], "channel": ()},
+        {"uri": "a", "aabb": np.s_[0:4,], "level": 1.5},
+        {"uri": "a", "aabb": np.s_[0:4,], "key": "seven"},
     ],
 )
 def test_other_values_are_refused(wrong):

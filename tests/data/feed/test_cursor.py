@@ -1,5 +1,8 @@
 """Where a loader stands."""
 
+import json
+
+import numpy as np
 import pytest
 
 from rankwise import Order
@@ -42,6 +45,11 @@ def test_set_epoch_keeps_a_position_inside_it():
     assert mine.done.position == 8
     mine.set_epoch(3)
     assert (mine.done.epoch, mine.done.position) == (3, 0)
+    mine.set_epoch(np.int64(4))
+    assert json.dumps(mine.state_dict()) == json.dumps({**mine.state_dict(), "epoch": 4})
+    for wrong in (-1, 1.0):
+        with pytest.raises(ConfigError, match=f"epoch.*got {wrong}"):
+            mine.set_epoch(wrong)
 
 
 def test_state_survives_another_batch_size():
@@ -105,6 +113,9 @@ def test_ranks_and_micro_batches_are_checked_at_once():
         loader_of(rank=2, world_size=2)
     with pytest.raises(ConfigError, match="at least 1; got 0"):
         loader_of(micro_batch=0)
+    with pytest.raises(ConfigError, match=r"a whole number of at least 1; got 16\.0"):
+        loader_of(micro_batch=32 / 2)
+    assert len(list(loader_of(micro_batch=np.int64(3)))) == len(list(loader_of()))
     with pytest.raises(ConfigError, match=r"must be a rankwise\.Order"):
         loader_of(order=[1, 2])
 

@@ -346,6 +346,7 @@ def test_batches_name_their_fields():
     steps = iter(loader())
     (batch,) = next(steps)
     assert list(batch) == ["x", "y"]
+    assert dict(**batch).keys() == dict(batch).keys() == {"x", "y"}  # as in model(**batch)
     assert "x" in batch
     with pytest.raises(KeyError, match="no field 'z'; it has 'x', 'y'"):
         batch["z"]

@@ -47,6 +47,14 @@ def test_an_unknown_argument_is_said_by_the_class_that_was_called():
         SampleLoader(source, order=order, rank=0)
     with pytest.raises(TypeError, match=r"^SampleLoader takes all but the source by name: order=, "):
         SampleLoader(source, order)
+    with pytest.raises(TypeError, match=r"^DatasetLoader has no argument batch_size=: the order decides it"):
+        DatasetLoader(source, batch_size=4, shuffle=True)
+    with pytest.raises(TypeError, match=r"^DatasetLoader has no argument transform=: the dataset changes its samples"):
+        DatasetLoader(source, order=order, transform=None)
+    with pytest.raises(TypeError, match=r"^DatasetLoader has no argument pin_mem=: did you mean pin_memory=\?$"):
+        DatasetLoader(source, order=order, pin_mem=True)
+    with pytest.raises(ConfigError, match=r"DatasetLoader needs order=.* got None"):
+        DatasetLoader(source)
     with pytest.raises(TypeError, match=r"^IndexPipeline has no argument microbatch=: did you mean micro_batch=\?$"):
         IndexPipeline(None, order=order, microbatch=2)
 

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from rankwise.data.samples import sample_key
 from rankwise.data.samples.keyed import KeyedDataset
@@ -49,3 +50,19 @@ def test_without_reseeding_the_key_is_still_told():
     first, second = dataset[1, 9], dataset[1, 9]
     assert first[:2] == second[:2] == (1, 9)
     assert first[2] != second[2]
+
+
+class Batched(Draws):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("dataset", [Draws(), Subset(Draws(), [2, 0]), StackDataset(a=Draws(), b=Draws())])
+def test_wrappers_of_torch_are_seeded_as_what_they_wrap(dataset):
+    """Subset (so random_split) and StackDataset have ``__getitems__`` even where their datasets have not."""
+    keyed = KeyedDataset(dataset, reseed=None)
+    assert keyed.reseed
+    assert keyed.__getitems__([(1, 9), (0, 4)])[0] == keyed[1, 9]
+    nested = Subset(ConcatDataset([dataset, dataset]), [1])
+    assert KeyedDataset(nested, reseed=None).reseed
+    assert not KeyedDataset(Subset(Batched(), [2]), reseed=None).reseed

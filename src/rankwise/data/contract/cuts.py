@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
@@ -66,8 +67,11 @@ def num_micro_batches(
     """
     if micro_batch is None:
         return 1
-    if micro_batch < 1:
-        raise ConfigError(f"micro_batch, the maximum samples per rank and pass, must be at least 1; got {micro_batch}")
+    if not isinstance(micro_batch, Integral) or micro_batch < 1:
+        raise ConfigError(
+            f"micro_batch, the maximum samples per rank and pass, must be a whole number of at least 1; got "
+            f"{micro_batch!r}"
+        )
     largest = -(-count // world_size) if speeds is None else -(-count * max(speeds) // sum(speeds))
     return max(1, -(-largest // micro_batch))
 
@@ -163,7 +167,7 @@ def sample_keys(seed: int, epoch: int, ids: IntArray) -> IntArray:
         ids: int64[B], sample ids.
     """
     mask = (1 << 64) - 1
-    mixed = mix_words(np.array([seed & mask], dtype=np.uint64))
+    mixed = mix_words(np.array([int(seed) & mask], dtype=np.uint64))
     mixed = mix_words(mixed ^ np.uint64(epoch))
     return mix_words(mixed ^ ids.astype(np.int64).view(np.uint64)).view(np.int64)
 

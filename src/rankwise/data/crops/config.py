@@ -16,7 +16,7 @@ from rankwise.data.contract import DType
 from rankwise.data.crops.devices import NumaStrategy, chosen_strategy
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, Normalise, check_normalise
-from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
+from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype, whole_number
 from rankwise.data.feed import BatchTransform, Transform
 from rankwise.data.feed.transform import check_transform
 from rankwise.data.store.boxes import Pad
@@ -257,12 +257,19 @@ def _checked(config: Config) -> dict[str, Any]:
     values: dict[str, Any] = {name: _whole(config, name) for name in _RANGES}
     values["sample_shape"] = _shape(config.sample_shape, "sample_shape")
     values["dtype"] = parse_dtype(config.dtype)
-    values["fields"] = dict(config.fields)
+    values["seed"] = whole_number("seed", config.seed)
+    values["fields"] = _fields(config.fields)
     values["numa_strategy"] = chosen_strategy(config.numa_strategy, values["numa_node"])
     _check_fields(config, values["dtype"])
     _check_sizes(values)
     _check_choices(config)
     return values
+
+
+def _fields(fields: Any) -> dict[str, Field]:
+    if not isinstance(fields, Mapping) or not all(isinstance(each, Field) for each in fields.values()):
+        raise InvalidArgument(f"fields= must map names to Field(sample_shape=...); got {fields!r:.120}")
+    return dict(fields)
 
 
 def _whole(config: Config, name: str) -> int | None:
@@ -271,10 +278,7 @@ def _whole(config: Config, name: str) -> int | None:
     if value is None and optional:
         return None
     low, high = _RANGES[name]
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"{name} must be an integer, got {type(value).__name__} {value!r}") from None
+    number = whole_number(name, value)
     if number < low or (high is not None and number > high):
         span = f"at least {low}" if high is None else f"{low} to {high}"
         derived = "; None derives it" if optional else ""

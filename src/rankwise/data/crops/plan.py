@@ -259,7 +259,7 @@ def _mark_inside(mask: NDArray, boxes: FieldBoxes) -> None:
 
 def _combined(plan: CropPlan, reports: Sequence[BoxReport]) -> CropReport:
     errors: dict[int, DamacyError] = dict(plan.failed)
-    fill = np.ones(plan.num_samples, dtype=np.bool_)
+    fill = np.full(plan.num_samples, bool(plan.jobs))  # of columns alone nothing was read
     for job, report in zip(plan.jobs, reports, strict=True):
         for error in report.errors:
             row = job.first + error.box // job.per_sample

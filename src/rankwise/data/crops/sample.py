@@ -15,7 +15,9 @@ from rankwise.data.contract import DType
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.errors import needs_extra
 
-__all__ = ["AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "plain_channel", "resolved_dtype"]
+__all__ = [
+    "AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "plain_channel", "resolved_dtype", "whole_number",
+]  # fmt: skip
 
 AABB: TypeAlias = tuple[tuple[int, int], ...]
 Channel: TypeAlias = "str | int | Sequence[str | int] | None"
@@ -58,7 +60,7 @@ class Crop:
             raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or omit it")
         object.__setattr__(self, "uri", text)
         object.__setattr__(self, "aabb", _box(aabb, text))
-        object.__setattr__(self, "level", None if level is None else operator.index(level))
+        object.__setattr__(self, "level", None if level is None else whole_number("level", level))
         object.__setattr__(self, "channel", chosen)
 
     @property
@@ -110,12 +112,20 @@ class Sample(Crop):
         object.__setattr__(self, "also", tuple(sorted(pairs, key=lambda pair: pair[0])))
         object.__setattr__(self, "label", _plain(label))
         object.__setattr__(self, "meta", meta)
-        object.__setattr__(self, "key", None if key is None else operator.index(key))
+        object.__setattr__(self, "key", None if key is None else whole_number("key", key))
 
     @property
     def crop(self) -> Crop:
         """The sample's box, without its additional data."""
         return Crop(self.uri, self.aabb, level=self.level, channel=self.channel)
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return a whole number as Python's int; raises InvalidArgument."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} must be an integer, got {type(value).__name__} {value!r}") from None
 
 
 def plain_channel(channel: Channel) -> str | int | tuple[str | int, ...] | None:

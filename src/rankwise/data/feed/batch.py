@@ -143,6 +143,10 @@ class FeedBatch(ShareView):
     def __contains__(self, field: object) -> bool:
         return field in self.fields
 
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the fields; so ``model(**batch)`` passes them all."""
+        return tuple(self.fields)
+
     def __getstate__(self) -> dict[str, Any]:
         return vars(self.detach())  # for pickle and deepcopy: the rows of this batch, not the memory that it shares
 

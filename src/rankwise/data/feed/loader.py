@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Never, NoReturn, Unpack, cast
 
 from rankwise._process.loader_worker import LoaderWorker, current_worker
@@ -109,8 +110,8 @@ class FeedLoader(CursorLoader):
                 f"batch_size=64); got {order!r}"
             )
         transform, batch_transform = options.get("transform"), options.get("batch_transform")
-        if depth is not None and depth < 0:
-            raise ConfigError(f"depth, the number of steps read ahead, must be at least 0; got {depth}")
+        if depth is not None and (not isinstance(depth, Integral) or depth < 0):
+            raise ConfigError(f"depth, the number of steps read ahead, must be a whole number from 0 on; got {depth!r}")
         check_transform("transform", "transform(fields, key)", transform)
         check_transform("batch_transform", "batch_transform(fields, keys)", batch_transform)
         place = find_place(world, device)
@@ -364,7 +365,7 @@ class FeedLoader(CursorLoader):
     def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = received = self._placer.receive(read.placed)
         if self._batch_transform is not None:
-            fields = self._transformed(self._batch_transform, read.share, received)
+            fields = self._transformed(self._batch_transform, read.share, dict(received))  # it may add its own
         about: Any = {"num_lost": read.num_lost, "may_skip": self._budget.may_skip}
         if self._worker is not None:  # a batch for another process has memory of its own
             sent = SentBatch(read.share, sent_fields(fields, received), **about)

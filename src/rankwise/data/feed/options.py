@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypedDict
 
 from rankwise.data.contract import Order, Source
@@ -36,26 +36,35 @@ _ELSEWHERE = dict.fromkeys(
     "pin_memory": "batches for a CUDA device are copied from page-locked memory anyway",
     "prefetch_factor": "depth= is the number of steps that may lie ready",
     "collate_fn": "samples are stacked; transform= changes one of them, batch_transform= a whole batch",
+    "transform": "the dataset changes its samples, collate_fn= a whole batch",
+    "batch_transform": "the dataset changes its samples, collate_fn= a whole batch",
 }
 
 
-def refuse_unknown(loader: type[CursorLoader], options: Iterable[str], *, more: Iterable[str] = ()) -> None:
+def refuse_unknown(
+    loader: type[CursorLoader],
+    options: Iterable[str],
+    *,
+    taken: Collection[str] = FeedOptions.__annotations__,
+    more: Iterable[str] = (),
+) -> None:
     """Refuse arguments that a loader does not have; the message names the class that the user called.
 
     Args:
         loader: the class.
         options: the names passed beside the arguments that its ``__init__`` lists.
+        taken: those of them that it has.
         more: names that it takes from these before.
 
     Raises:
-        TypeError: one of them is not in `FeedOptions`.
+        TypeError: one of them is not in `taken`.
     """
-    unknown = next((name for name in options if name not in FeedOptions.__annotations__), None)
+    unknown = next((name for name in options if name not in taken), None)
     if unknown is None:
         return
     import difflib  # needed only for an error message
 
-    known = {*FeedOptions.__annotations__, *more}
+    known = {*taken, *more}
     for kind in loader.__mro__[: loader.__mro__.index(CursorLoader)]:
         if "__init__" in vars(kind):
             parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()

@@ -168,7 +168,7 @@ class Order:
 
     def start(self, epoch: int = 0) -> OrderState:
         """Return the state at the start of an epoch."""
-        return OrderState(seed=self.seed, epoch=epoch, position=0, recipe=self.recipe)
+        return OrderState(seed=self.seed, epoch=whole("epoch", epoch, least=0), position=0, recipe=self.recipe)
 
     def state_at(self, *, epoch: int, position: int) -> OrderState:
         """Return the state after `position` samples of an epoch; the start of the next epoch if no step is left."""
@@ -248,7 +248,7 @@ class Order:
                 f"Order.ids needs positions in [0, {self.samples}) and epoch >= 0; got [{low}, {high}], epoch {epoch}"
             )
         flat = wanted.astype(np.int64).ravel()
-        found = flat if self.kind == "sequential" else samples_at(self.grid, self.seed, epoch, flat)
+        found = flat if self.kind == "sequential" else samples_at(self.grid, self.seed, int(epoch), flat)
         return found.reshape(wanted.shape)
 
     def resumed(self, state: OrderState | str) -> Order:

@@ -42,6 +42,11 @@ class MemoryColumn:
     def __init__(self, array: NDArray, *, place: str) -> None:
         if array.ndim == 0:
             raise ConfigError(f"{place} is a scalar; samples must lie along axis 0 of an array")
+        if isinstance(array, np.ma.MaskedArray):
+            raise ConfigError(
+                f"{place} is a masked array, and a batch has no mask: pass array.filled(value), and where the mask "
+                "matters np.ma.getmaskarray(array) as a further field"
+            )
         if array.dtype.hasobject or array.dtype.kind == "T":
             raise ConfigError(f"{place} has dtype {array.dtype}: objects cannot form a batch; store numbers")
         self._array = array

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
+from rankwise.data.feed.options import refuse_unknown
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.workers import InitWorker, check_importable, sigterm_blocked, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
@@ -122,13 +123,14 @@ class DatasetLoader(CursorLoader):
     Raises:
         ConfigError: the dataset is not map-style, its length differs from the order's, or an argument is out of range.
         MissingExtraError: torch is not installed.
+        TypeError: there is no such argument.
     """
 
     def __init__(
         self,
         dataset: Any,
         *,
-        order: Order,
+        order: Order | None = None,
         micro_batch: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
@@ -141,7 +143,14 @@ class DatasetLoader(CursorLoader):
         persistent_workers: bool | None = None,
         multiprocessing_context: str | None = None,
         timeout: float = 0,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown(type(self), unknown, taken=())
+        if not isinstance(order, Order):
+            raise ConfigError(
+                "DatasetLoader needs order=, which says what samples form a step, such as "
+                f"Order(len(dataset), batch_size=64); got {order!r}"
+            )
         check_dataset(dataset, num_workers=num_workers, prefetch_factor=prefetch_factor)
         keyed = KeyedDataset(dataset, reseed=reseed)
         check_fits(order, num_samples=len(dataset), fingerprint=keyed.fingerprint)

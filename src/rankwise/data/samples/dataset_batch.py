@@ -42,19 +42,21 @@ def first_twice(tree: Any) -> Any:
 
 def _num_rows(tree: Any) -> Iterator[int]:
     """Yield the number of rows of each leaf."""
-    if isinstance(tree, (Mapping, list, tuple)) and not (isinstance(tree, list) and _are_texts(tree)):
+    if isinstance(tree, (Mapping, list, tuple)) and not _are_texts(tree):
         for value in tree.values() if isinstance(tree, Mapping) else tree:
             yield from _num_rows(value)
     elif tree is not None:
         yield len(tree)
 
 
-def _are_texts(values: list[Any]) -> bool:
-    return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+def _are_texts(tree: Any) -> bool:
+    """Whether it holds a text of each sample: a list, or from samples that are tuples, a tuple."""
+    several = isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields")
+    return several and bool(tree) and all(isinstance(value, (str, bytes)) for value in tree)
 
 
 def _doubled(tree: Any) -> Any:
-    if isinstance(tree, list) and _are_texts(tree):
+    if _are_texts(tree):
         return tree[:1] * 2
     if isinstance(tree, (Mapping, list, tuple)):
         return _children(tree, _doubled)
@@ -67,8 +69,8 @@ def no_rows(tree: Any) -> Any:
     Raises:
         ConfigError: it contains something with an unknown batch axis.
     """
-    if isinstance(tree, list) and _are_texts(tree):
-        return []
+    if _are_texts(tree):
+        return tree[:0]
     if isinstance(tree, (Mapping, list, tuple)):
         return _children(tree, no_rows)
     if tree is None or (hasattr(tree, "ndim") and tree.ndim > 0):
@@ -82,10 +84,14 @@ def no_rows(tree: Any) -> Any:
 
 def _children(tree: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(tree, Mapping):
-        return type(tree)({name: function(value) for name, value in tree.items()})  # type: ignore[call-arg]
+        made = {name: function(value) for name, value in tree.items()}
+        try:
+            return type(tree)(made)  # type: ignore[call-arg]
+        except TypeError:  # a defaultdict begins with its default
+            return tree | made if isinstance(tree, dict) else made
     if hasattr(tree, "_fields"):
         return type(tree)(*(function(value) for value in tree))
-    return type(tree)(function(value) for value in tree)
+    return type(tree)([function(value) for value in tree])
 
 
 class DatasetBatch(ShareView):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -53,7 +53,7 @@ class KeyedDataset:
     def __init__(self, dataset: Any, *, reseed: bool | None) -> None:
         self.dataset = dataset
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
-        self._at_once = hasattr(dataset, "__getitems__")
+        self._at_once = _fetches_at_once(dataset)
         self.reseed = not self._at_once if reseed is None else reseed
 
     def __len__(self) -> int:
@@ -117,9 +117,22 @@ _BY_NAME = {
 def layers(dataset: Any) -> Iterator[Any]:
     """Yield a dataset, and those inside torch's wrappers (Subset, ConcatDataset): workers import all their classes."""
     yield dataset
-    if type(dataset).__module__.startswith("torch."):
-        for inner in (*getattr(dataset, "datasets", ()), *filter(None, [getattr(dataset, "dataset", None)])):
-            yield from layers(inner)
+    for inner in _wrapped(dataset):
+        yield from layers(inner)
+
+
+def _wrapped(dataset: Any) -> list[Any]:
+    """Return the datasets inside one of torch's wrappers; none for other datasets."""
+    if not type(dataset).__module__.startswith("torch."):
+        return []
+    several = getattr(dataset, "datasets", [dataset.dataset] if hasattr(dataset, "dataset") else [])
+    return list(several.values() if isinstance(several, Mapping) else several)
+
+
+def _fetches_at_once(dataset: Any) -> bool:
+    """Whether it has ``__getitems__``. Subset and StackDataset always have it: then their datasets decide."""
+    inner = _wrapped(dataset)
+    return hasattr(dataset, "__getitems__") and (not inner or any(map(_fetches_at_once, inner)))
 
 
 def check_dataset(dataset: Any, *, num_workers: int, prefetch_factor: int | None) -> None:

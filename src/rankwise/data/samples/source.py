@@ -309,7 +309,10 @@ def _common_length(columns: Mapping[str, Column]) -> int:
     lengths = {name: column.num_rows for name, column in columns.items()}
     listing = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
     if len(set(lengths.values())) > 1:
-        raise ConfigError(f"the arrays of a source must have equal lengths along axis 0; {listing}")
+        raise ConfigError(
+            f"the arrays of a source must have equal lengths along axis 0; {listing}: leave out those of another "
+            "length (ArraySource.open has fields=)"
+        )
     length = next(iter(lengths.values()))
     if length == 0:
         raise ConfigError(f"a source needs at least one sample; {listing}")

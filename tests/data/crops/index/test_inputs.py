@@ -128,3 +128,28 @@ def test_what_is_no_image_is_refused(given, message):
     """Nothing, or something else, is named with what was wanted."""
     with pytest.raises(ConfigError, match=message):
         gather_images(given)
+
+
+@pytest.mark.parametrize("shape", [(24, 32), (2, 24, 32)])
+def test_an_array_beside_an_image_of_its_shape_is_where_the_image_is(tmp_path, shape):
+    """A label written as a plain array has no spacing: beside an OME-Zarr image it covers what the image covers."""
+    write_image(tmp_path / "image", 5)
+    labels = np.random.default_rng(0).integers(0, 9, shape).astype("u1")
+    zarr.create_array(tmp_path / "label", data=labels, chunks=shape, dimension_names=["c", "y", "x"][-len(shape) :])
+    parts = {"image": tmp_path / "image", "label": tmp_path / "label"}
+    for level, step in ((0, 1), (1, 2)):
+        index = CropIndex(
+            parts, shape=(4, 6), level=level, fields={"image": Take(pad="fill"), "label": Take(pad="fill")}
+        )
+        layout = index.compiled(0).layouts["label"]
+        assert layout.shape[-2:] == (4 * step, 6 * step)
+        places = index.places(np.arange(len(index)), seed=0)
+        # the second level was made by striding, and says that its first element lies on the first one of the finest
+        offset = 0 if step == 1 else -0.5
+        wanted = np.floor(places.starts * step + offset + 0.5)
+        np.testing.assert_array_equal(layout.starts(places.images, places.starts)[:, -2:], wanted)
+    other = plain_level(read_meta(tmp_path / "label"), spacing=(2.0,) * len(shape))
+    placed = CropIndex(
+        parts | {"label": other}, shape=(4, 6), fields={"image": Take(pad="fill"), "label": Take(pad="fill")}
+    )
+    assert placed.fields["label"].shape[-2:] == (1, 2)  # what is said counts

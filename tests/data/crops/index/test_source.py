@@ -30,7 +30,11 @@ def test_a_batch_of_nothing_but_fill_is_said_once(empty):
 
 
 def test_some_values_are_enough(empty):
-    """A batch that holds a chunk that was written warns of nothing."""
+    """A batch that holds a chunk that was written warns of nothing; nor does one of labels alone, which reads none."""
+    labelled = CropIndex(empty, shape=(4, 4), labels={"scan": lambda image: len(image.name)})
+    with warnings.catch_warnings(), IndexPipeline(labelled, order=Order(8, batch_size=2), fields=["scan"]) as pipeline:
+        warnings.simplefilter("error")
+        assert [batch["scan"].tolist() for (batch,) in pipeline] == [[10, 10]] * 4
     zarr.open_array(empty, mode="r+")[:8] = 1.0
     index = CropIndex(empty, shape=(16, 4))
     with warnings.catch_warnings(), IndexPipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:

@@ -109,6 +109,27 @@ def test_counts_are_whole_numbers(tmp_path, wrong):
         CropIndex(tmp_path / "a", shape=(8, 8), **wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"foreground": "label"}, r"foreground= must be \(part, fraction\)"),
+        ({"foreground": ("label",)}, r"foreground= must be \(part, fraction\)"),
+        ({"foreground": ("label", "0.5")}, "must be a fraction from 0 to 1, got '0.5'"),
+        ({"mask": np.ones((16, 16))}, "mask= must be the name of a part .* got a ndarray"),
+        ({"num_random": None, "stride": (None, 8)}, "stride needs one step of at least 1"),
+        ({"fields": lambda: {"image": Take(shape=(None, 8))}}, "needs extents of at least 1"),
+    ],
+)
+def test_values_of_another_kind_are_refused(tmp_path, wrong, said):
+    """What cannot be a foreground, a mask, a stride or a shape says what can; a list is as good as a tuple."""
+    zarr.create_array(tmp_path / "a", data=np.ones((16, 16), "u2"), chunks=(4, 4))
+    paths, options = {"image": tmp_path / "a", "label": tmp_path / "a"}, {"shape": (8, 8), "num_random": 4}
+    with pytest.raises(ConfigError, match=said):
+        CropIndex(paths, **options | {name: made() if name == "fields" else made for name, made in wrong.items()})
+    given = [CropIndex(paths, **options, foreground=kind(("label", 0.5))) for kind in (list, tuple)]
+    assert given[0].fingerprint == given[1].fingerprint
+
+
 @pytest.mark.parametrize("wrong", [2.0, "standard", (0.5, 1), {"a.zarr": 2.0}, {3: Scaling(2.0)}])
 def test_a_wrong_kind_of_normalisation_is_refused_at_once(wrong):
     """What is no scaling, mapping of URIs or function is an error of construction, here and in `Config`."""

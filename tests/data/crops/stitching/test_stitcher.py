@@ -349,6 +349,7 @@ def test_several_images_have_an_output_each(volume, tmp_path):
         ({"finish": lambda m: m.astype("u1"), "fill": np.nan}, ConfigError, "a number that uint8 holds, got nan"),
         ({"model": 3}, ConfigError, "a torch module or a function, got int"),
         ({"batch_size": 0}, ConfigError, "batch_size must be an integer of at least 1"),
+        ({"batch_size": 2.0}, ConfigError, "batch_size must be an integer of at least 1"),
         ({"chunks": (4, 6)}, ConfigError, "chunks= needs an extent"),
         ({"chunks": (4, 6, 5), "shards": (4, 9, 5)}, ConfigError, "must be multiples of chunks"),
         ({"max_host_memory_bytes": 1000}, ConfigError, "sums of unfinished tiles"),

@@ -201,6 +201,21 @@ def test_transforms_run_in_the_workers():
         assert (batch["x"][:, 0].numpy() == batch.ids + batch.key % 7).all()
 
 
+CONSTANT = torch.arange(3)
+
+
+def with_constant(fields, keys):
+    fields["constant"] = CONSTANT
+    return fields
+
+
+def test_what_a_batch_transform_adds_in_place_stays_its_own():
+    """A tensor that it hands out with every batch is copied for each: changing one batch changes no later one."""
+    for ((batch,),) in zip(inside(loader(batch_transform=with_constant), num_workers=1), strict=True):
+        assert batch["constant"].tolist() == [0, 1, 2]
+        batch["constant"].add_(1)
+
+
 def test_an_iteration_under_way_does_not_stop_workers():
     """Threads, locks and buffers of this process are not those of a forked one, wherever its loop is."""
     mine = loader(depth=3)

@@ -200,7 +200,7 @@ class Take:
             raise ConfigError(f'pad must be "fill", "edge", "reflect" or None, got {self.pad!r}')
         if self.shape is not None:
             object.__setattr__(self, "shape", plain_extents("shape", self.shape))
-        if self.shape is not None and not all(extent >= 1 for extent in self.shape):
+        if self.shape is not None and not all(extent is not None and extent >= 1 for extent in self.shape):
             raise ConfigError(f"a shape needs extents of at least 1, got {list(self.shape)}")
         if self.level is not None:
             object.__setattr__(self, "level", int(self.level))
@@ -314,6 +314,8 @@ def image_columns(images: Sequence[CropImage], labels: Mapping[str, Callable[[Cr
     Raises:
         ConfigError: a function returns something other than numbers, or different shapes.
     """
+    if not isinstance(labels, Mapping) or not all(map(callable, labels.values())):
+        raise ConfigError(f"labels= must map names of fields to functions of an image; got {labels!r:.120}")
     columns = {}
     for name, label in labels.items():
         rows = [np.asarray(label(image)) for image in images]

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
 
@@ -101,7 +102,10 @@ def _of_parts(parts: Mapping[str, Any], root: str | None) -> CropImage:
     """Return one image made of arrays or images by part."""
     if not parts:
         raise ConfigError('an image needs at least one array, such as {"image": "volume.zarr"}; got none')
-    levels = {name: _levels(part) for name, part in parts.items()}
+    opened = {n: open_image(part) if isinstance(part, str | os.PathLike) else part for n, part in parts.items()}
+    images = [part for part in opened.values() if isinstance(part, Image) and part.levels[0].path]
+    placed = [level for image in images for level in image_levels(image)]
+    levels = {name: _levels(part, placed) for name, part in opened.items()}
     first = next(iter(parts.values()))
     if isinstance(first, str | os.PathLike):
         place = first if isinstance(first, str) and "://" in first else str(Path(first).absolute())
@@ -121,21 +125,35 @@ def _named(place: str, root: str | None) -> str:
         raise ConfigError(f"{place} is not below root={root}") from None
 
 
-def _levels(part: Any) -> tuple[Level, ...]:
+def _levels(part: Any, placed: Sequence[Level] = ()) -> tuple[Level, ...]:
+    """Return the levels of a part; an array lies where one of its shape lies that has a place in space, if any does."""
     if isinstance(part, Level):
         return (part,)
     if isinstance(part, ArrayMeta):
-        return (plain_level(part),)
+        return (_placed_like(placed, plain_level(part)),)
     if isinstance(part, Image):
-        return image_levels(part)
+        return image_levels(part) if part.levels[0].path else _levels(part.levels[0].array, placed)
     if isinstance(part, str | os.PathLike):
-        return image_levels(open_image(part))
+        return _levels(open_image(part), placed)
     if isinstance(part, list | tuple) and part:
-        return tuple(level for one in part for level in _levels(one))
+        return tuple(level for one in part for level in _levels(one, placed))
     raise ConfigError(
         "a part of an image must be a URI, an array, an image, a level, or a list of levels, the finest first; got "
         f"{part!r:.80}"
     )
+
+
+def _placed_like(placed: Sequence[Level], level: Level) -> Level:
+    """Return an array at the place of the first level whose last axes have its shape, channels aside."""
+    mine = [axis for axis in range(level.array.ndim) if axis != level.channel_axis]
+    for other in placed:
+        theirs = [axis for axis in range(other.array.ndim) if axis != other.channel_axis][-len(mine) :]
+        if mine and [level.array.shape[a] for a in mine] == [other.array.shape[a] for a in theirs]:
+            spacing, origin = list(level.spacing), list(level.origin)
+            for axis, their in zip(mine, theirs, strict=True):
+                spacing[axis], origin[axis] = other.spacing[their], other.origin[their]
+            return replace(level, spacing=tuple(spacing), origin=tuple(origin))
+    return level
 
 
 By: TypeAlias = Literal["plate", "well", "array"] | Callable[[CropImage], str]

@@ -79,7 +79,7 @@ class IndexPipeline(FeedLoader):
         self,
         index: CropIndex,
         *,
-        order: Order,
+        order: Order | None = None,
         micro_batch: int | None = None,
         device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
@@ -114,6 +114,7 @@ class IndexPipeline(FeedLoader):
             depth=depth,
             **options,
         )
+        order = self._cursor.order
         self._on_thread = on_thread
         self._cursor.follows_world = world is None
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"

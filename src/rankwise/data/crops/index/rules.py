@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias
 
 from rankwise.data.contract import NDArray
@@ -57,6 +57,11 @@ class Mask:
     level: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.source, str) and not callable(self.source):
+            raise ConfigError(
+                "mask= must be the name of a part of the images, a function of an image that returns an array, or a "
+                f"Mask of one of these; got a {type(self.source).__name__}"
+            )
         object.__setattr__(self, "share", _share("a mask's share", self.share))
 
 
@@ -126,7 +131,7 @@ class Rules:
             shape=plain_extents("shape", shape),
             stride=None if stride is None else plain_extents("stride", stride),
             mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
-            foreground=Foreground(*foreground) if isinstance(foreground, tuple) else foreground,
+            foreground=_foreground(foreground),
             curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
             **others,
         )
@@ -144,7 +149,8 @@ class Rules:
         weights = self.weights
         if isinstance(weights, Iterable) and not isinstance(weights, str | Mapping) and not callable(weights):
             object.__setattr__(self, "weights", tuple(float(weight) for weight in weights))
-        if self.stride is not None and (len(self.stride) != len(self.shape) or min(self.stride) < 1):
+        stride = self.stride
+        if stride is not None and (len(stride) != len(self.shape) or not all(step and step >= 1 for step in stride)):
             raise ConfigError(
                 f"stride needs one step of at least 1 for each of the {len(self.shape)} extents of shape, got "
                 f"{self.stride}"
@@ -226,6 +232,14 @@ class Rules:
             raise ConfigError("a mask's share is for tiles: random crops have their centre in the mask")
 
 
+def _foreground(given: Any) -> Foreground | None:
+    if given is None or isinstance(given, Foreground):
+        return given
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise ConfigError(f"foreground= must be (part, fraction), such as ('label', 0.3), or Foreground; got {given!r}")
+    return Foreground(*given)
+
+
 def _check_curriculum(curriculum: Curriculum | None) -> None:
     if curriculum is None or callable(curriculum):
         return
@@ -237,6 +251,6 @@ def _check_curriculum(curriculum: Curriculum | None) -> None:
 
 
 def _share(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} must be a fraction from 0 to 1, got {value}")
+    if not isinstance(value, Real) or not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be a fraction from 0 to 1, got {value!r}")
     return float(value)
