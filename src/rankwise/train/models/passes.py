@@ -112,7 +112,7 @@ def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
         with torch.no_grad():
             for held, name, buffer, value in saved:
                 held[name] = buffer
-                if buffer is not None:
+                if buffer is not None and value is not None:
                     buffer.copy_(value)
 
 
