@@ -47,14 +47,3 @@ def test_weights_add_up_exactly(weights):
         with window.micro_batch():
             window.backward(model(torch.ones(1, 1)).sum(), weight)
     assert window.finish() == sum(int(weight) for weight in weights)
-
-
-@pytest.mark.parametrize("total_weight", [255, None])
-def test_the_mean_of_a_model_in_half_precision_is_rounded_once(total_weight):
-    """1/255 as the seed of the backward pass would be rounded by 0.4 %, and with it every gradient."""
-    model = nn.Linear(1, 1, bias=False).bfloat16()
-    window = Window(model, World.single(), num_micro=1, total_weight=total_weight)
-    with window.micro_batch():
-        window.backward(model(torch.full((255, 1), 255 / 128).bfloat16()).sum(), 255)
-    window.finish()
-    assert model.weight.grad.item() == 255 / 128
