@@ -193,7 +193,7 @@ def test_an_optimizer_saved_by_number_is_restored_by_order(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_numbers_keep_their_dtype(tmp_path, dtype):
-    """NAdam's product of momenta is float32: torch's loading casts it to the parameter's dtype, and the run changes."""
+    """NAdam's product of momenta is float32: torch's loading casts it to the parameter's dtype."""
     ends = []
     for stop in (False, True):
         torch.manual_seed(0)

@@ -47,15 +47,3 @@ def test_weights_add_up_exactly(weights):
         with window.micro_batch():
             window.backward(model(torch.ones(1, 1)).sum(), weight)
     assert window.finish() == sum(int(weight) for weight in weights)
-
-
-@pytest.mark.parametrize("total_weight", [3, None])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_mean_of_a_model_in_half_precision_is_rounded_once(dtype, total_weight):
-    """1/3 as the seed of the backward pass would be rounded, and with it every gradient in the same direction."""
-    model = nn.Linear(1, 1, bias=False).to(dtype)
-    window = Window(model, World.single(), num_micro=1, total_weight=total_weight)
-    with window.micro_batch():
-        window.backward(model(torch.tensor([[3.0], [4.0], [5.0]], dtype=dtype)).sum(), 3)
-    window.finish()
-    assert model.weight.grad.item() == 4.0

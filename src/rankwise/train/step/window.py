@@ -46,7 +46,6 @@ class _Past:
 
     Attributes:
         is_sharded: whether `fully_shard` was applied to parts of the model, found by a walk over it.
-        is_half: whether parameters have half precision, in which the seed of a backward pass would be rounded.
         world_size: for which the model was checked; 0 before that.
         unfinished: all backward passes of a window ran, but `finish` was not called.
         synchronised: a backward pass has synchronised: a static graph needs this before its first `no_sync`.
@@ -56,7 +55,6 @@ class _Past:
     """
 
     is_sharded: bool
-    is_half: bool
     world_size: int = 0
     unfinished: bool = False
     synchronised: bool = False
@@ -68,17 +66,9 @@ class _Past:
 _past: weakref.WeakKeyDictionary[nn.Module, _Past] = weakref.WeakKeyDictionary()
 
 
-def _past_of(model: nn.Module) -> _Past:
-    past = _past.get(model)
-    if past is None:
-        is_half = any(p.itemsize < 4 for p in model.parameters())
-        past = _past[model] = _Past(is_sharded=is_sharded(model), is_half=is_half)
-    return past
-
-
 def note_synchronised(model: nn.Module) -> None:
     """Record that a backward pass over the model has synchronised outside a window."""
-    _past_of(model).synchronised = True
+    _past.setdefault(model, _Past(is_sharded=is_sharded(model))).synchronised = True
 
 
 class Window:
@@ -111,7 +101,7 @@ class Window:
         past = _past.get(model)
         if past is None or past.world_size != world.world_size:
             check_model(model, world)
-            past = _past_of(model)
+            past = past or _past.setdefault(model, _Past(is_sharded=is_sharded(model)))
             past.world_size = world.world_size
         self._model = model
         self._world = world
@@ -132,7 +122,7 @@ class Window:
         self._backwards = 0
         self._weight: float | torch.Tensor = 0.0
         self._num_samples: int | None = None
-        self._divisor = past.divisor or 1.0 if total_weight is None else self._known_divisor(total_weight)
+        self._divisor = 0.0 if total_weight is not None else past.divisor or 1.0
         self._counted: Callable[[], list[float]] | None = None
 
     def micro_batch(self) -> AbstractContextManager[Any]:
@@ -238,8 +228,7 @@ class Window:
             if self._num_micro > 1:
                 self._counted = lambda: [mine]
             else:
-                self._total_weight = self._checked([mine])
-                self._divisor = self._known_divisor(self._total_weight)
+                self._total_weight, self._divisor = self._checked([mine]), 0.0
             return
         counts = (mine,) if self._num_samples is None else (mine, float(self._num_samples))
         self._counted = start_sum(self._world, counts)
@@ -250,10 +239,6 @@ class Window:
             self._divisor = self._near(0.0, self._checked(sums)) or 1.0
             if self._num_micro > 1:
                 self._multiply(1.0 / self._divisor)
-
-    def _known_divisor(self, total_weight: float) -> float:
-        """Return the divisor if the sum of all weights is known: 0, none, unless the seed would be rounded."""
-        return self._near(0.0, total_weight) if self._past.is_half else 0.0
 
     def _near(self, divisor: float, total_weight: float) -> float:
         """Return a power of two near a rank's part of the weight: the current one if it is within a factor of 8."""
