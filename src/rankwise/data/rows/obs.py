@@ -148,7 +148,7 @@ def _warn_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> N
     stored = np.dtype(getattr(part.dtype, "numpy_dtype", part.dtype))
     if stored.kind not in "iu" or np.iinfo(stored).max <= exact:
         return
-    known = part if isinstance(part, np.ndarray) else part[~part.isna()]
+    known = part if isinstance(part, np.ndarray) else part[~part.isna()].to_numpy(dtype=stored)
     if len(known) and max(int(known.max()), -int(known.min())) > exact:  # looked at: most columns hold small ones
         warn_once(
             f"the obs column {name!r} of {dataset.place} holds {stored} and is read as {dtype}: integers beyond "
@@ -186,21 +186,22 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
 def join_tables(tables: Sequence[Any]) -> Any:
     """Concatenate tables; if categories differ they are merged, so that the column stays categorical."""
     import pandas as pd
-    from pandas.api.types import union_categoricals
 
     if len(tables) == 1:
         return tables[0]
-    common = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
-    mixed = [
-        name
-        for name in common
-        if all(isinstance(table[name].dtype, pd.CategoricalDtype) for table in tables)
-        and any(table[name].dtype != tables[0][name].dtype for table in tables)
-    ]
-    joined = pd.concat([table.drop(columns=mixed) for table in tables])
-    for name in mixed:
-        values = union_categoricals([table[name] for table in tables], ignore_order=True)
-        joined[name] = values
+    mixed: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for table in tables for name in table.columns):
+        parts = [
+            table[name].array if name in table.columns else pd.Categorical([None] * len(table)) for table in tables
+        ]
+        if all(map(is_categorical, parts)) and any(part.dtype != parts[0].dtype for part in parts):
+            mixed[name] = parts
+    joined = pd.concat([table.drop(columns=[*mixed], errors="ignore") for table in tables])
+    for name, parts in mixed.items():
+        labels, maps = joined_categories(parts)
+        codes, dtypes = joined_codes(parts, maps, len(labels)), {part.dtype for part in parts if len(part.categories)}
+        dtype = dtypes.pop() if len(dtypes) == 1 else pd.CategoricalDtype(list(labels))
+        joined[name] = pd.Categorical.from_codes(codes, dtype=dtype)
     order = [*tables[0].columns, *(name for name in joined.columns if name not in tables[0].columns)]
     return joined[order]
 

@@ -51,3 +51,11 @@ def test_damaged_metadata_are_named(tmp_path):
     (folder / "zarr.json").write_text('{"zarr_format": 3,')
     with pytest.raises(DataError, match=r"torn\.zarr/zarr\.json is not JSON"):
         DatasetCollection(folder, mode="r")
+
+
+def test_numbers_of_rows(tmp_path):
+    """Fractions, texts and truth values are no numbers of rows; a fraction cut rows into runs of no such length."""
+    collection = DatasetCollection(tmp_path / "c.zarr")
+    for argument, wrong in (("shuffle_chunk_size", 2.5), ("shuffle_chunk_size", "10"), ("n_obs_per_chunk", True)):
+        with pytest.raises(ConfigError, match=rf"{argument} must be .* of rows >= 1, got {wrong!r}"):
+            collection.add_adatas([small_anndata(3, 2)], **{argument: wrong})

@@ -193,3 +193,42 @@ def test_a_column_that_would_be_replaced(tmp_path):
     with pytest.warns(UserWarning, match="obs column 'src_row' of in memory 0 is replaced") as found:
         DatasetCollection(tmp_path / "c.zarr").add_adatas([made])
     assert [one.filename for one in found] == [__file__]
+
+
+@pytest.mark.parametrize("name", ["_index", "", "..", "\ud800x"])
+def test_names_that_no_store_holds(tmp_path, name):
+    """`_index` would replace the names of the rows; the others fail deep inside of Zarr."""
+    made = few()
+    made.obs[name] = 1.0
+    with pytest.raises(ConfigError, match=r"obs of in memory 0 has columns with names that Zarr or AnnData reserves"):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([made])
+    made = few()
+    made.layers[name or "a/b"] = made.X.copy()
+    with pytest.raises(ConfigError, match=r"layers of in memory 0 has matrices with (names that|a slash)"):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([made])
+
+
+def test_two_columns_of_one_name(tmp_path):
+    """AnnData allows them, no store does."""
+    made = few()
+    made.obs = pd.concat([made.obs, made.obs], axis=1)
+    with pytest.raises(DataError, match="obs of in memory 0 has several columns named"):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([made])
+
+
+def test_what_has_no_type_in_a_store(tmp_path):
+    """It is named before any row is moved."""
+    made = few()
+    made.obs["flag"] = pd.arrays.SparseArray([0, 1, 0][: len(made)])
+    with pytest.raises(
+        DataError, match=r"obs column 'flag' of in memory 0 holds Sparse\[int64, 0\], which AnnData can"
+    ):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([made])
+    del made.obs["flag"]
+    made.var["when"] = pd.to_datetime("2020-01-01")
+    with pytest.raises(DataError, match=r"column 'when' of the variables holds datetime64.*drop it, with load_adata="):
+        DatasetCollection(tmp_path / "b.zarr").add_adatas([made])
+    wide = anndata.AnnData(np.ones((3, 2), np.longdouble))
+    if wide.X.dtype.itemsize > 8:
+        with pytest.raises(DataError, match=r"X of in memory 0 holds float128, for which Zarr has no type"):
+            DatasetCollection(tmp_path / "b.zarr").add_adatas([wide])

@@ -202,3 +202,13 @@ def test_a_file_without_a_table(adata, tmp_path, table):
         del held[table]
     with pytest.raises(DataError, match=f"a.h5ad has no table {table}"):
         RowSource(tmp_path / "a.h5ad", matrices=["X"])
+
+
+def test_names_of_columns(adata):
+    """A number is a name; of two columns with one name none is read."""
+    made = adata.copy()
+    made.obs[5] = range(60)
+    assert RowSource(made, obs=["5"])[3]["5"] == 3
+    made.obs = made.obs.assign(x=1).rename(columns={"x": 5})
+    with pytest.raises(ConfigError, match="the AnnData of 60 x 9 in memory has several obs columns named '5'"):
+        RowSource(made, obs=["5"])

@@ -100,3 +100,23 @@ def test_additions_that_lack_something(tmp_path):
         assert problem.startswith(words)
         with h5py.File(tmp_path / f"{name}.h5ad", "r+") as file:
             file[where][3] -= 1
+
+
+def test_an_origin_of_the_users_own(tmp_path):
+    """A column `src_path` of texts, which an input had already, names sources that are not there."""
+    left = small_anndata(20, 6, seed=0)
+    left.obs["src_path"] = [f"lab{row % 2}" for row in range(20)]
+    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas([left], rng=0)
+    for place, problem in zip(("lab0", "lab1"), verify_rows(collection.path, sources=True), strict=True):
+        assert problem.startswith(f"{place} cannot be compared: nothing found at {place}")
+
+
+def test_numbers_beside_complex_ones(tmp_path):
+    """Real numbers that became complex in the collection are equal to those of their source."""
+    left, right = (anndata.AnnData(np.arange(20.0).reshape(5, 4)) for _ in range(2))
+    right.X = right.X * 1j
+    left.write_h5ad(tmp_path / "left.h5ad")
+    right.write_h5ad(tmp_path / "right.h5ad")
+    with pytest.warns(UserWarning, match="X is float64 in .* and complex128 in .*: written as complex128"):
+        made = DatasetCollection(tmp_path / "c.zarr").add_adatas([tmp_path / "left.h5ad", tmp_path / "right.h5ad"])
+    assert verify_rows(made.path, sources=True) == []

@@ -91,3 +91,20 @@ def test_inputs_in_memory_of_several_writes(tmp_path):
     document["attributes"]["rankwise"]["writes"][1]["datasets"] = ["dataset_0", "dataset_1"]
     (tmp_path / "d.zarr" / "zarr.json").write_text(json.dumps(document))
     assert verify_rows(tmp_path / "d.zarr") == ["20 rows occur twice, by their src_path and src_row"]
+
+
+def test_inputs_in_memory_beside_rows_that_had_their_labels(tmp_path):
+    """Rows of other collections bring the label that an input in memory gets here, too: they are no lost or double."""
+    with warnings.catch_warnings(action="ignore"):
+        first, second = small_anndata(20, 5, seed=0), small_anndata(12, 5, seed=1)
+        parts = []
+        for number, one in enumerate((first, second)):
+            place = tmp_path / f"{number}.zarr"
+            DatasetCollection(place).add_adatas([one], rng=0, matrices=["X"])
+            parts.append(anndata.read_zarr(place / "dataset_0"))
+        cases = ([parts[0][:9], parts[1][:7]], [second, parts[0]], [tmp_path / "0.zarr", second], [parts[0][3:]])
+        for number, inputs in enumerate(cases):
+            DatasetCollection(tmp_path / f"c{number}.zarr").add_adatas(inputs, rng=0, matrices=["X"])
+            assert verify_rows(tmp_path / f"c{number}.zarr") == [], number
+        made = DatasetCollection(tmp_path / "0.zarr").add_adatas([second], rng=0, matrices=["X"], reshuffle=True)
+    assert verify_rows(made.path) == []

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from rankwise.data.rows import obs as columns
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import Dataset, MemoryDataset
 from rankwise.data.rows.obs import read_column, read_groups
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
@@ -153,3 +153,27 @@ def test_bytes_of_a_row(tmp_path):
             tracemalloc.stop()
             # those of all stores as they are read, those that come out, and a block of places
             assert peak < 6 * num + 4 * num + 8 * 2**18
+
+
+def test_tables_of_which_some_lack_a_category():
+    """The column stays a category: where it is missing, where all its values are, and with other kinds of labels."""
+    tables = [
+        pd.DataFrame({"c": pd.Categorical(["b", "a"], ["b", "a"], ordered=True)}, index=["0", "1"]),
+        pd.DataFrame({"n": [1]}, index=["1"]),
+        pd.DataFrame({"c": pd.Categorical.from_codes([-1], pd.Index([], dtype=float))}, index=["3"]),
+    ]
+    joined = columns.join_tables(tables)
+    assert joined["c"].dtype == tables[0]["c"].dtype
+    assert joined["c"].astype(object).where(joined["c"].notna(), None).tolist() == ["b", "a", None, None]
+    joined = columns.join_tables([*tables, pd.DataFrame({"c": pd.Categorical([7, 7])}, index=["4", "5"])])
+    assert joined["c"].cat.categories.tolist() == ["b", "a", 7]
+    assert joined["c"].cat.codes.tolist() == [0, 1, -1, -1, 2, 2]
+
+
+def test_columns_of_arrow():
+    """Nullable numbers of pyarrow are read like those of pandas."""
+    pytest.importorskip("pyarrow")
+    made = anndata.AnnData(np.ones((3, 2), "f4"), obs=pd.DataFrame(index=list("xyz")))
+    made.obs["n"] = pd.array([1, None, 2**40], dtype="int64[pyarrow]")
+    column = read_column([MemoryDataset(made)], "n")
+    np.testing.assert_array_equal(column.values, [1, np.nan, 2.0**40])

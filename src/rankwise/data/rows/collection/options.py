@@ -49,8 +49,9 @@ class WriteOptions:
         parse_size(self.dataset_size, "dataset_size")
         if self.budget < _LEAST_BUDGET:
             raise ConfigError(f'memory_budget must be at least "1MB", got {self.memory_budget!r}')
-        if isinstance(self.shuffle_chunk_size, bool) or self.shuffle_chunk_size < 1:
-            raise ConfigError(f"shuffle_chunk_size must be a number of rows >= 1, got {self.shuffle_chunk_size!r}")
+        run = self.shuffle_chunk_size
+        if isinstance(run, bool) or not isinstance(run, int) or run < 1:
+            raise ConfigError(f"shuffle_chunk_size must be a number of rows >= 1, got {run!r}")
         if len(set(self.groupby)) != len(self.groupby):
             raise ConfigError(f"the columns of groupby must be different, got {list(self.groupby)}")
 

@@ -39,10 +39,11 @@ from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of,
 from rankwise.data.rows.collection.places import cut_datasets
 from rankwise.data.rows.collection.progress import PROGRESS, Progress
 from rankwise.data.rows.collection.ranks import Ranks, Task, joined_ranks, run_tasks
-from rankwise.data.rows.collection.union import Joined, join_inputs
-from rankwise.data.rows.datasets import array_checksums
-from rankwise.data.rows.output import MatrixFormat, codecs_of
-from rankwise.errors import ConfigError
+from rankwise.data.rows.collection.union import SOURCE, Joined, join_inputs
+from rankwise.data.rows.datasets import array_checksums, load_anndata
+from rankwise.data.rows.output import MatrixFormat, codecs_of, quiet_anndata
+from rankwise.data.store import load_zarr
+from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rankwise._process.place import Place
@@ -164,6 +165,7 @@ def _add_rows(
     if not joined.num_rows:
         raise ConfigError("a collection needs inputs with rows, got none")
     options.check_columns(joined)
+    _check_variables(joined)
     facts = ranks.from_main(lambda: _facts(folder, joined, options, plan=plan, seed=seed))
     job = Job(folder, joined, options, facts, ranks)
     if ranks.is_main:
@@ -186,6 +188,21 @@ def _add_rows(
     if ranks.is_main:
         _publish(job)
         _drop(folder, facts["dropped"])
+
+
+def _check_variables(joined: Joined) -> None:
+    """Refuse tables of variables that anndata cannot store, before any row is moved."""
+    group, write = load_zarr().open_group(load_zarr().storage.MemoryStore(), mode="w"), load_anndata().io.write_elem
+    with quiet_anndata():
+        for var in joined.vars.values():
+            for column in var.columns:
+                try:
+                    write(group, "var", var[[column]])
+                except Exception as error:  # any error of anndata
+                    raise DataError(
+                        f"column {column!r} of the variables holds {var[column].dtype}, which cannot be stored: "
+                        f"{error}. Convert it to text, numbers or categories, or drop it, with load_adata="
+                    ) from error
 
 
 def _settle(folder: Path, plan: str) -> bool:
@@ -251,12 +268,18 @@ def _publish(job: Job) -> None:
         "rankwise": __version__,
         "seed": facts["seed"],
         "parameters": job.options.facts(),
-        "sources": [{"src_path": held.label, "rows": held.num_rows} for held in job.joined.inputs],
+        "sources": [_source_entry(held) for held in job.joined.inputs],
         "datasets": list(job.names),
     }
     writes = [*manifest["writes"], write]
     commit(folder, {**manifest, "datasets": old | entries, "writes": writes})
     _advise(folder, old, entries)
+
+
+def _source_entry(held: Input) -> dict[str, Any]:
+    entry = {"src_path": held.label, "rows": held.num_rows}
+    # rows that were in a collection before have its labels, which may be those of other inputs here
+    return entry | {"kept_origin": True} if SOURCE in held.columns else entry
 
 
 def _known(job: Job, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

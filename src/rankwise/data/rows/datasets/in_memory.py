@@ -122,8 +122,13 @@ class MemoryDataset:
         wanted = known_columns(columns, self.obs_columns, self.place)
         with self._open() as held:
             if not self.is_file:
-                table: pd.DataFrame = held.obs[list(wanted)]
-                return table
+                table: pd.DataFrame = held.obs.set_axis(held.obs.columns.astype(str), axis=1)
+                twice = [name for name in wanted if self.obs_columns.count(name) > 1]
+                if twice:
+                    raise ConfigError(
+                        f"{self.place} has several obs columns named {twice[0]!r}: give each its own name"
+                    )
+                return table[list(wanted)]
             return pd.DataFrame({name: self._read(held["obs"][name]) for name in wanted}, index=self._index)
 
     def column(self, name: str) -> Any:

@@ -81,9 +81,14 @@ class _Origin:
     """The origin of the rows of one dataset."""
 
     def __init__(self, columns: dict[str, Column]) -> None:
+        import pandas as pd
+
         path, row = columns[SOURCE], columns.get(SOURCE_ROW)  # annbatch does not record rows
-        self.labels: tuple[str, ...] = tuple(map(str, path.categories))
-        self.codes: IntArray = path.block(0, path.num_rows)
+        codes, labels = path.block(0, path.num_rows), path.categories
+        if labels is None:  # an input had a column of this name, with texts or numbers
+            codes, labels = pd.factorize(as_text(codes, path))
+        self.labels: tuple[str, ...] = tuple(map(str, labels))
+        self.codes: IntArray = codes
         self.rows: IntArray = np.full(path.num_rows, -1) if row is None else row.block(0, row.num_rows)
 
     def of(self, label: str) -> NDArray:
@@ -221,7 +226,7 @@ def _sum(num_rows: int, rows: NDArray, columns: NDArray, values: NDArray) -> Wor
 def _words(values: NDArray) -> WordArray:
     """Return the bits of numbers; equal numbers give equal bits in any dtype."""
     if values.dtype.kind == "c":
-        return _words(values.real) ^ mix_words(_words(values.imag))
+        return _words(values.real) ^ np.where(values.imag != 0, mix_words(_words(values.imag)), np.uint64(0))
     words: WordArray = values.astype(np.float64).view(np.uint64)
     return words
 
@@ -299,7 +304,10 @@ def _sources(collection: Any) -> list[str]:
     obs = collection.obs(["src_path", "src_row"])
     writes, names = collection.manifest["writes"], member_names(collection.manifest["datasets"])
     # other labels were recorded in an input before, which may hold any part of the rows of that source
-    written = [{source["src_path"] for source in write["sources"]} for write in writes]
+    written = [
+        {source["src_path"]: source["rows"] for source in write["sources"] if not source.get("kept_origin")}
+        for write in writes
+    ]
     with BoxReader(threads=1, cache=0) as reader:
         sizes = [Dataset(str(collection.path / name), reader).num_rows for name in names]
     number = {name: number for number, write in enumerate(writes) for name in write["datasets"]}
@@ -310,9 +318,16 @@ def _sources(collection: Any) -> list[str]:
     mine = np.array([at >= 0 and path in written[at] for at, path in zip(obs["write"], obs["src_path"], strict=True)])
     obs.loc[~held, "write"] = -1
     known = obs[(obs["src_row"] >= 0) & (~held | mine)]
+    groups = known.groupby(["src_path", "write"], observed=True, dropna=False)["src_row"]
+    counts = groups.agg(["size", "max"])
+    # An input of the same write may have brought rows with the label of one in memory: nobody can tell them apart.
+    mixed = [any(source.get("kept_origin") for source in write["sources"]) for write in writes]
+    beside = np.array(
+        [at >= 0 and mixed[at] and size > written[at][path] for (path, at), size in counts["size"].items()], np.bool_
+    )
+    known, counts = known[~beside[groups.ngroup()]], counts[~beside]
     twice = int(known.duplicated().sum())
     problems = [f"{twice} rows occur twice, by their src_path and src_row"] if twice else []
-    counts = known.groupby(["src_path", "write"], observed=True)["src_row"].agg(["size", "max"])
     labels = counts.index.get_level_values("src_path")
     short = counts[(counts["max"] + 1 > counts["size"]) & labels.isin(set().union(*written))]
     return problems + [

@@ -291,8 +291,8 @@ class Loader:
         """
         if not hasattr(adata, "obsm"):
             raise TypeError(
-                f"add_adata needs an AnnData, got {type(adata).__name__}: open a store with anndata.experimental."
-                "read_lazy(path) or anndata.read_zarr(path), or pass a collection to use_collection"
+                f"add_adata needs an AnnData, got {type(adata).__name__}: pass the path of a store or collection to "
+                "use_collection, or read a file into memory with anndata.read_h5ad(path)"
             )
         ignored = [f"{table}/{key}" for table in ("obsm", "layers") for key in getattr(adata, table) if key is not None]
         if ignored:

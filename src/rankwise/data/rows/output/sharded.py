@@ -97,8 +97,9 @@ class MatrixFormat:
 
     def __post_init__(self) -> None:
         parse_size(self.shard_size, "shard_size")
-        if not isinstance(self.n_obs_per_chunk, int) or self.n_obs_per_chunk < 1:
-            raise ConfigError(f"n_obs_per_chunk must be an integer of rows >= 1, got {self.n_obs_per_chunk!r}")
+        rows = self.n_obs_per_chunk
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise ConfigError(f"n_obs_per_chunk must be an integer of rows >= 1, got {rows!r}")
 
     @property
     def codecs(self) -> Any:

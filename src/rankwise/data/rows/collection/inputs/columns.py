@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field, as_texts, packed_texts
 from rankwise.data.rows.datasets import check_files, load_anndata
+from rankwise.data.store.meta.codecs import is_core
 from rankwise.errors import DataError
 
 __all__ = [
@@ -227,6 +228,9 @@ def columns_of_frame(frame: Any, label: str) -> tuple[Column, dict[str, Column]]
     Raises:
         DataError: a column contains values that AnnData stores cannot hold.
     """
+    twice = list(dict.fromkeys(frame.columns[frame.columns.astype(str).duplicated()]))
+    if twice:
+        raise DataError(f"obs of {label} has several columns named {twice[0]!r}: give each its own name")
     names = frame.index.astype(str) if frame.index.hasnans else frame.index
     columns = {str(name): _column(str(name), frame[name], label) for name in frame}
     return Column(name="index", kind="text", values=names), columns
@@ -250,9 +254,9 @@ def _column(name: str, series: Any, label: str) -> Column:
     if isinstance(dtype, pd.CategoricalDtype):
         codes, order = series.cat.codes.to_numpy(), bool(dtype.ordered)
         return Column(name=name, kind="category", values=codes, categories=dtype.categories, ordered=order)
-    if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
+    if isinstance(dtype, np.dtype) and is_core(dtype):
         return Column(name=name, kind="number", values=series.to_numpy())
-    if pd.api.types.is_extension_array_dtype(dtype) and getattr(dtype, "kind", "O") in "biuf":
+    if hasattr(dtype, "numpy_dtype") and dtype.kind in "biuf":
         kind = dtype.numpy_dtype
         if kind.kind == "f":  # AnnData stores have no other representation for these
             return Column(name=name, kind="number", values=series.to_numpy(dtype=kind, na_value=np.nan))

@@ -19,8 +19,9 @@ from rankwise.data.rows.collection.buckets import packed_texts
 from rankwise.data.rows.collection.inputs.columns import Column, columns_of_frame, open_columns
 from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, table_of
 from rankwise.data.rows.collection.places import hash_names
-from rankwise.data.rows.datasets import load_anndata
+from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.data.store import load_zarr
+from rankwise.data.store.meta.codecs import is_core
 from rankwise.errors import ConfigError, DataError, RankwiseError
 
 __all__ = ["Input", "open_input"]
@@ -215,14 +216,32 @@ def _check(found: Input) -> None:
             raise DataError(
                 f"{table.name} of {found.label} has {table.shape[0]} rows, but there are {found.num_rows} observations"
             )
-    of_var = [str(name) for var in found.vars.values() for name in var.columns]
-    for kind, names in (("obs", list(found.columns)), ("var", of_var)):
-        odd = [name for name in names if "/" in name]
-        if odd:
-            raise ConfigError(
-                f"{kind} of {found.label} has columns with a slash in their names, which Zarr treats as folders: "
-                f"{', '.join(map(repr, odd[:5]))}; rename them with load_adata="
+        if not is_core(table.dtype):
+            raise DataError(
+                f"{table.name} of {found.label} holds {table.dtype}, for which Zarr has no type: convert it, "
+                "for example to float64, with load_adata="
             )
+    names = {"obs": ("columns", list(found.columns))}
+    names["var"] = ("columns", [str(name) for var in found.vars.values() for name in var.columns])
+    for kind in ("layers", "obsm"):
+        inner = [split_modality(name)[1].partition("/") for name in found.tables]
+        names[kind] = ("matrices", [key for table, _, key in inner if table == kind])
+    for kind, (what, given) in names.items():
+        for why, is_odd in _UNFIT.items():
+            odd = list(filter(is_odd, given))
+            if odd:
+                raise ConfigError(
+                    f"{kind} of {found.label} has {what} with {why}: {', '.join(map(repr, odd[:5]))}; rename them "
+                    "with load_adata="
+                )
+
+
+_UNFIT: dict[str, Callable[[str], bool]] = {
+    "a slash in their names, which Zarr treats as folders": lambda name: "/" in name,
+    "names that Zarr or AnnData reserves, or cannot store": lambda name: (
+        name in {"", ".", "..", "_index"} or name != name.encode(errors="replace").decode()
+    ),
+}
 
 
 def _whole(source: Any, label: str, modalities: Sequence[str]) -> Input:
