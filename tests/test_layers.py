@@ -260,6 +260,25 @@ def test_no_name_shares_a_module_name():
     assert shared == []
 
 
+def private_imports(path: Path) -> list[str]:
+    """The names with an underscore that a file imports from another module of ours; modules may have one."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rankwise"):
+            place = SRC / node.module.replace(".", "/")
+            names = [alias.name for alias in node.names if alias.name.startswith("_") and alias.name[:2] != "__"]
+            found += [name for name in names if not ((place / name).is_dir() or (place / f"{name}.py").is_file())]
+    return found
+
+
+def test_names_with_an_underscore_stay_in_their_module(tmp_path):
+    """A name without one is a module's interface: only packages, public modules and modules that pass names on have `__all__`."""
+    assert {path: names for path in FILES if (names := private_imports(path))} == {}
+    file = tmp_path / "planted.py"
+    file.write_text("from rankwise import _files\nfrom rankwise.world import World, _hidden\n")
+    assert private_imports(file) == ["_hidden"]
+
+
 def named_like_its_module(path: Path) -> list[str]:
     """The functions and classes of a file, or of a package's door, that have the file's (the package's) name."""
     stem = path.parent.name if path.name == "__init__.py" else path.stem

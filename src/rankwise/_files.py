@@ -7,8 +7,6 @@ import os
 import secrets
 from pathlib import Path
 
-__all__ = ["fsync_folder", "user_folder", "write_named", "write_whole"]
-
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
     """Write a file at once: a temporary file beside it, whose name begins with a dot, and a rename.

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-__all__ = ["door"]
-
 
 def door(
     package: str, table: Mapping[str, str], submodules: Collection[str] = ()

@@ -11,8 +11,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["autoload"]
-
 _PARAMETERS = ("backend", "init_method", "timeout", "world_size", "rank", "store")  # of `init_process_group`, in order
 _LISTENER_S = 10.0  # for rank 0 to listen; torch waits afterwards, too
 

@@ -4,14 +4,12 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -345,18 +343,6 @@ def test_the_service_that_dies_is_an_error(launcher, wait_until, is_alive):
     wait_until(lambda: not is_alive(int(name.read_text())))
 
 
-def test_a_process_that_a_rank_has_left_behind_holds_nobody_up(capsys):
-    """A daemon of a single rank keeps its stdout, which is the pipe to a replaced sys.stdout."""
-
-    def leave():
-        print("left")
-        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
-
-    (pid,) = rankwise.run(leave, num_ranks=1)
-    os.kill(pid, signal.SIGKILL)
-    assert capsys.readouterr().out == "left\n"
-
-
 def test_a_character_that_a_file_cannot_hold_does_not_end_the_ranks(tmp_path):
     """It is written as Python writes it in source text."""
     with (tmp_path / "out").open("w", encoding="ascii") as file, contextlib.redirect_stdout(file):
@@ -370,60 +356,3 @@ def test_numbers_of_numpy_are_numbers():
         os.getenv, "WORLD_SIZE", num_ranks=np.int64(2), max_restarts=np.int32(1), timeout=np.float32(200)
     )
     assert values == ["2", "2"]
-
-
-APPLICATION = """
-    import cProfile, os, sys
-    import rankwise
-
-    class Value:
-        rank = 0
-
-    def make():
-        value = Value()
-        value.rank = int(os.environ["RANK"])
-        print("made", flush=True)
-        return value
-
-    if __name__ == "__main__":
-        values = rankwise.run(make, num_ranks=2, tee="all")
-        with open("values", "w") as file:
-            print([value.rank for value in values], file=file)
-"""
-
-
-@pytest.mark.parametrize("start", ["folder", "archive", "-m cProfile -o profile", "closed"])
-def test_functions_of_a_main_program_of_any_kind(launcher, start):
-    """A folder, an archive, a script that a profiler runs, a script whose standard streams are closed."""
-    script = Path(launcher.script(APPLICATION))
-    words, target = [], script
-    if start == "folder":
-        target = launcher.folder / "app"
-        target.mkdir()
-        script.rename(target / "__main__.py")
-    elif start == "archive":
-        target = launcher.folder / "app.pyz"
-        with zipfile.ZipFile(target, "w") as archive:
-            archive.write(script, "__main__.py")
-    elif start != "closed":
-        words = start.split()
-    command = shlex.join([sys.executable, *words, str(target)]) + (" <&- >&-" if start == "closed" else "")
-    words = ["sh", "-c", f"exec {command}"]
-    done = subprocess.run(words, cwd=launcher.folder, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (launcher.folder / "values").read_text() == "[0, 1]\n"
-
-
-def test_a_rank_that_closes_all_that_it_inherited(tmp_path):
-    """As a daemon does: the value arrives, and no report is written into a file of the rank's own."""
-    own = tmp_path / "own"
-
-    def close():
-        os.closerange(3, 100)
-        own.write_text("")
-        kept = [own.open("r+") for _ in range(20)]
-        sys.modules["kept"] = kept  # until the process ends
-        return len(kept)
-
-    assert rankwise.run(close, num_ranks=1) == [20]
-    assert own.read_text() == ""

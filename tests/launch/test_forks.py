@@ -392,10 +392,3 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     assert answer.value == 0
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
-
-
-def test_more_arguments_than_one_message_holds(launcher):
-    """A shell's `*` names thousands of files: the ranks start one by one, and at once."""
-    script = launcher.script("import torch\nimport sys\nprint(len(sys.argv))\n")
-    done = launcher.run("--nproc", 2, script, *(f"a-file-with-a-long-name-{number:05}" for number in range(12_000)))
-    assert (done.returncode, done.stdout) == (0, "12001\n"), done.stderr

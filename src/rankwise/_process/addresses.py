@@ -7,8 +7,6 @@ import ipaddress
 import socket
 import struct
 
-__all__ = ["address_of", "address_towards", "interface_of", "is_loopback", "is_own", "is_public", "resolve"]
-
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation, so it takes the default route; nothing is sent
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rankwise.errors import ConfigError
 
-__all__ = ["choose_threads", "cpu_mask", "group_folders", "usable_cores"]
-
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 

@@ -10,8 +10,6 @@ import weakref
 from functools import partial
 from typing import Protocol
 
-__all__ = ["fork_gate", "forks_wait", "renew_in_children"]
-
 
 def fork_gate() -> threading.RLock:
     """Return a lock that forks wait for, and that is open in children; the thread that holds it may fork."""

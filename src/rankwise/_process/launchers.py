@@ -17,8 +17,6 @@ from rankwise._process.variables import (
 )
 from rankwise.errors import WorldError
 
-__all__ = ["WANTED", "kubeflow_place", "mpich_place", "open_mpi_place", "torchrun_place"]
-
 # variables of rankwise and torchrun
 WANTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _MPIRUN = "mpirun -x MASTER_ADDR=node01 ..."

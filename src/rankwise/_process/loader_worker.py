@@ -6,8 +6,6 @@ import multiprocessing
 import sys
 from dataclasses import dataclass
 
-__all__ = ["LoaderWorker", "current_worker", "part_of_worker"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderWorker:

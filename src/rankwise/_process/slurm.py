@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from rankwise._process.variables import FIRST_PORT, NUM_PORTS, Place, check_ranges, first_set, int_of, port_of
 from rankwise.errors import WorldError
 
-__all__ = ["expand_counts", "expand_hosts", "in_step", "slurm_place", "slurm_port"]
-
 _MAX_HOSTS = 1_000_000
 # Step ids from here on are reserved for the batch script, interactive steps and the like.
 _SPECIAL_STEPS = 0xFFFF_FFF0

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from rankwise.errors import WorldError
 
-__all__ = ["FIRST_PORT", "NUM_PORTS", "Place", "check_ranges", "first_set", "int_of", "port_of"]
-
 # range of ports computed from a job's numbers: below Linux's ephemeral ports, which begin at 32768
 FIRST_PORT, NUM_PORTS = 10_000, 20_000
 

@@ -33,8 +33,6 @@ from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError, Interrupted
 from rankwise.world import World
 
-__all__ = ["Checkpointer"]
-
 
 class Checkpointer:
     """Checkpoints in one folder of a file system that all ranks see, or in an object store.

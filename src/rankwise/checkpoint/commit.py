@@ -16,8 +16,6 @@ from typing import Any, BinaryIO
 
 from rankwise._files import fsync_folder
 
-__all__ = ["Disk", "Fence", "folder_name"]
-
 Fence = Callable[[], AbstractContextManager[Any]]
 
 

@@ -18,8 +18,6 @@ from rankwise.checkpoint.format.pieces import join_ranks, whole_tree
 from rankwise.checkpoint.storage.bucket import Bucket, is_url
 from rankwise.errors import CheckpointError, ConfigError, needs_extra
 
-__all__ = ["FORMATS", "check_all", "describe", "export_part", "find_one", "text_of", "whole_state"]
-
 Format = Literal["pt", "safetensors", "npz"]
 FORMATS: tuple[Format, ...] = ("pt", "safetensors", "npz")
 

@@ -18,8 +18,6 @@ from rankwise import vitals
 from rankwise.errors import ConfigError, DesyncError, Interrupted
 from rankwise.world import World
 
-__all__ = ["Interruption"]
-
 MAX_SECONDS = "RANKWISE_MAX_SECONDS"
 _LOG = logging.getLogger("rankwise.checkpoint")
 _TIME_IS_UP = 1000  # in place of a signal number

@@ -10,8 +10,6 @@ import numpy as np
 from rankwise.data.contract import NDArray
 from rankwise.errors import ConfigError
 
-__all__ = ["JaxTree"]
-
 
 class JaxTree:
     """A JAX pytree, for example parameters and the optimizer's state, equal on all ranks; does not need torch.

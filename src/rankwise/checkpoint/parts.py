@@ -14,9 +14,6 @@ from rankwise.checkpoint.format.pieces import mapping_like
 from rankwise.data.contract import Stateful
 from rankwise.errors import ConfigError
 
-__all__ = ["RandomState", "Replicated", "TreePart", "as_part", "plain_name"]
-
-
 _COMPILED = "_orig_mod."  # the prefix that torch.compile adds to the names of a module
 
 

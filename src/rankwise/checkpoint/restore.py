@@ -18,8 +18,6 @@ from rankwise.errors import CheckpointError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["RestoreReport", "load_part", "plan_restore", "read_part"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:

@@ -10,8 +10,6 @@ from typing import Literal
 from rankwise.checkpoint.format.manifest import CheckpointInfo
 from rankwise.errors import ConfigError
 
-__all__ = ["RetentionPolicy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:

@@ -27,8 +27,6 @@ from rankwise.errors import CheckpointError, ConfigError, DesyncError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["PendingSave", "PollSchedule", "checked_step", "collect"]
-
 _MOST_CALLS = 64
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

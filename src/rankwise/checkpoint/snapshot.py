@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["HostBuffers"]
-
 
 class HostBuffers:
     """Copies of tensors that a thread may write while the training continues; the memory is reused from save to save.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["ModelState", "OptimizerState", "is_dtensor"]
-
 
 class ModelState:
     """A module as a part: plain, in DistributedDataParallel, compiled, or sharded by `fully_shard`.

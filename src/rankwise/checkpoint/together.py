@@ -10,8 +10,6 @@ from rankwise.errors import CheckpointError, DesyncError, RankwiseError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["call_together", "gather_together"]
-
 T = TypeVar("T")
 
 

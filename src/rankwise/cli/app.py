@@ -18,8 +18,6 @@ from rankwise.cli.run import run_command
 from rankwise.cli.scripts import profile_command, scaling_command, verify_command
 from rankwise.cli.slurm import cancel_command, jobs_command, logs_command
 
-__all__ = ["app"]
-
 _EPILOG = "Help for one command: rankwise COMMAND --help"
 
 app = typer.Typer(

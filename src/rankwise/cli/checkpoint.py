@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["checkpoint_commands"]
-
 checkpoint_commands = typer.Typer(
     name="checkpoint",
     help="Show what checkpoints contain, check that they are intact, and export them for other libraries.",

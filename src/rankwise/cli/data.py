@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rankwise.data.store.catalogue import Catalogue
     from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["data_commands"]
-
 data_commands = typer.Typer(
     name="data",
     help="Inspect Zarr stores: index their content, predict the cost of reading them, and measure it.",

@@ -15,8 +15,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.diagnose.doctor import Check
 
-__all__ = ["doctor_command", "env_command", "explain_command", "report_command", "watch_command"]
-
 _Only = Annotated[
     list[str] | None, typer.Option(metavar="SECTIONS", help="Run only these sections, named as in the report; commas.")
 ]

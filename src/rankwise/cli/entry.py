@@ -10,8 +10,6 @@ import sys
 from rankwise.cli.output import plain_warnings
 from rankwise.errors import RankwiseError
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line; an error of rankwise becomes one message and exit code 2, without a traceback."""

@@ -15,8 +15,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.diagnose.lint import Report, Settings
 
-__all__ = ["lint_command", "rule_command"]
-
 
 def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders to check.")],

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["RunOptions", "announced_options", "read_plainly"]
-
 
 class RunOptions:
     """The options of `rankwise run`; class attributes hold the defaults.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["plain_warnings"]
-
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:

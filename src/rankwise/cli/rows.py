@@ -14,8 +14,6 @@ import typer
 from rankwise.cli.output import plain_warnings
 from rankwise.errors import ConfigError, LaunchError, RankFailure, RankwiseError
 
-__all__ = ["plain_failure", "rows_commands"]
-
 rows_commands = typer.Typer(
     name="rows",
     help="Write, inspect and verify AnnData stores and collections.",

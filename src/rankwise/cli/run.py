@@ -13,8 +13,6 @@ import typer
 from rankwise.cli.options import RunOptions
 from rankwise.cli.start import start_ranks
 
-__all__ = ["as_folder", "run_command"]
-
 
 def as_folder(text: str) -> Path:
     """Return the folder that an option names: an empty text, as of a variable that is not set, would be this folder."""

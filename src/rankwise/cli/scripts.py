@@ -16,8 +16,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.diagnose.profile import Profile, Script
 
-__all__ = ["profile_command", "scaling_command", "verify_command"]
-
 
 def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     words: Annotated[

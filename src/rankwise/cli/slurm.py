@@ -10,8 +10,6 @@ import typer
 
 from rankwise.errors import ConfigError
 
-__all__ = ["cancel_command", "jobs_command", "logs_command"]
-
 _JOB = typer.Argument(metavar="JOB", help="Slurm job id.")
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rankwise.launch.elastic.nodes import Nodes
     from rankwise.launch.slurm.request import Request
 
-__all__ = ["parse_env", "start_ranks"]
-
 _UNNEEDED = (
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "monitor_interval", "start_method"),
     *("role", "local_addr", "signals_to_handle"),

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "Run", "Verdict", "check_one_run", "compare_runs", "samples_apart", "tensors_apart"]
-
 # relative difference that counts as rounding at the first step; it grows by a tenth per step, tenfold for parameters;
 # float32: the bias of a 3-D convolution, a sum of 10^5 terms that cancel, differs by up to 1.5e-4 at step 9
 _ROUNDING = {"float64": 1e-10, "float32": 1e-4}

@@ -19,8 +19,6 @@ from rankwise.diagnose import hardware
 from rankwise.errors import WorldError
 from rankwise.tracking.config import masked
 
-__all__ = ["collect_environment", "describe_environment"]
-
 _PACKAGES = (
     "torch", "numpy", "zarr", "numcodecs", "numba", "ml_dtypes", "anndata", "scipy", "pandas", "h5py", "obstore",
     "jax", "jaxlib", "submitit", "cloudpickle", "lightning", "pytorch-lightning", "accelerate", "torchmetrics",

@@ -18,8 +18,6 @@ from rankwise._process.addresses import address_of, interface_of, resolve
 from rankwise._process.cores import group_folders
 from rankwise.launch.hardware import format_numbers, num_usable_cores, num_visible_gpus, read_topology
 
-__all__ = ["ask_nvidia_smi", "cpus", "disks", "gpus", "memory", "network"]
-
 _PROC = Path("/proc")
 _QUERY = "index,name,uuid,driver_version,memory.total,memory.used,compute_cap,pci.bus_id"
 _TOOL_S = 20.0

@@ -12,8 +12,6 @@ from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
 from rankwise.launch.target import Target
 
-__all__ = ["Script", "run_observed"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:

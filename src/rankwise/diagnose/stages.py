@@ -14,8 +14,6 @@ from rankwise.diagnose.profile import Script, profile_script
 from rankwise.diagnose.verify import verify_script
 from rankwise.errors import ConfigError, DataError, LaunchError
 
-__all__ = ["check_runs", "examine_script"]
-
 _RUNS = ("one rank", "two ranks")
 _NCCL = "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log for the job, then doctor --nccl-log nccl.%h.%p.log"
 _LONG_S = 600.0

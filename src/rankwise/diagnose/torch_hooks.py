@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["around", "leave_together", "on_steps", "run_script"]
-
 
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
     """Wrap a function: `call` gets the function and then its arguments."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import re
 
-__all__ = ["KNOWN", "NEVER_EXISTED", "PREFIXES", "RENAMED", "check_variable_name"]
-
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "TORCH_FR_", "TORCH_DISTRIBUTED_")
 _NCCL = """
 AGG_CHANNEL_SIZE ALGO ALLGATHERV_ENABLE ALLOC_P2P_NET_LL_BUFFERS ALLREDUCE_ENABLE BUFFSIZE CE_CHUNK_SIZE

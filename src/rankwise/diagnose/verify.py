@@ -12,8 +12,6 @@ from rankwise.diagnose.script_run import Script, run_observed
 from rankwise.diagnose.verify_recorder import FOLDER, KILL, STEPS, STOP
 from rankwise.errors import ConfigError
 
-__all__ = ["verify_script"]
-
 
 def verify_script(
     script: str,

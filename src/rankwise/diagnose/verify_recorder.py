@@ -21,8 +21,6 @@ from typing import Any
 
 from rankwise.diagnose.torch_hooks import around, leave_together, on_steps, run_script
 
-__all__ = ["FOLDER", "KILL", "STEPS", "STOP", "Recorder", "main", "note"]
-
 FOLDER, STEPS, KILL = "RANKWISE_VERIFY", "RANKWISE_VERIFY_STEPS", "RANKWISE_VERIFY_KILL"
 STOP = "RANKWISE_VERIFY_STOP"
 _TOGETHER_S = 20.0

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["Check", "CheckedStep", "Devices", "Finite", "Subject", "local", "plain_name", "replicas_in", "tensors_of"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Subject:

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Finding", "differing_ranks", "listed", "rank_text"]
-
 _MOST = 8
 
 

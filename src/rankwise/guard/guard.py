@@ -25,8 +25,6 @@ from rankwise.world.collectives.channel import Channel
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["CHECKS", "Guard", "GuardOptions", "guard_wish", "guarded", "trainer_guard"]
-
 _LOG = logging.getLogger("rankwise.guard")
 _KINDS: dict[str, type[Check]] = {
     kind.name: kind

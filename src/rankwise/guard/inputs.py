@@ -14,8 +14,6 @@ from rankwise.guard.check import Check, CheckedStep, Subject, tensors_of
 from rankwise.guard.findings import differing_ranks, listed
 from rankwise.guard.tensors import row_hashes
 
-__all__ = ["Epochs", "RandomStreams", "Samples", "compare_loaders", "loader_facts"]
-
 _MOST_ROWS = 128
 _SAME, _ALIKE = 0.9, 0.5  # fractions of a rank's rows that another rank has too
 _ENOUGH = 8  # rows in consecutive checks that do not match in the same places by chance

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["Gradients", "Parameters", "Reductions", "Unused", "check_signature", "compare_signatures"]
-
 _BUDGET = 1 << 23  # elements per check of a part: about 10 ms of one CPU core
 _DTYPES = {"float": "torch.float32", "double": "torch.float64", "c10::BFloat16": "torch.bfloat16"}
 

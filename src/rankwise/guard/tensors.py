@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["fingerprints", "replicated", "row_hashes", "tensors_apart"]
-
 _PART = 1 << 22  # elements summed at once, because the sum converts them to 64 bits
 _MOST_COLUMNS = 4096
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rankwise.launch.failures.outcome import Outcome
     from rankwise.launch.job import Job
 
-__all__ = ["describe_job", "supervise"]
-
 
 def supervise(job: Job) -> Outcome:
     """Start the ranks, watch them, and restart all of them after a failure, up to `max_restarts` times.

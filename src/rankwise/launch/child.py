@@ -33,8 +33,6 @@ from rankwise.launch.failures.report import FINISHED, make_report
 from rankwise.launch.local.sessions import GUARD, end_session, end_sessions
 from rankwise.launch.target import Kind, Target
 
-__all__ = ["die_with_parent", "end_well", "invoke", "keep_guard", "main"]
-
 INTERRUPTED = 130
 _TOO_LARGE = 1 << 63  # for C's long: Python exits with -1 then
 _MAX_SOCKET_FOLDER = 70  # a socket path may have 107 characters; multiprocessing adds its own name

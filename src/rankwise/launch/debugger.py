@@ -17,8 +17,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["breakpoint"]
-
 _POLL_S = 0.2
 
 

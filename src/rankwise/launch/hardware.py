@@ -14,17 +14,6 @@ from typing import TypeVar
 from rankwise._process.cores import cpu_mask, usable_cores
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "MAX_RANKS",
-    "Topology",
-    "count_ranks",
-    "format_numbers",
-    "num_usable_cores",
-    "num_visible_gpus",
-    "parse_cpu_list",
-    "read_topology",
-]
-
 MAX_RANKS = 16_384  # of one machine; more is a typing error, and would exhaust memory or process numbers
 _SYS = Path("/sys")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")

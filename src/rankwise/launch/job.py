@@ -16,8 +16,6 @@ from rankwise.launch.target import Target
 if TYPE_CHECKING:
     from rankwise.launch.elastic.nodes import Nodes
 
-__all__ = ["Job"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Show", "parse_show"]
-
 _BITS = {"0": frozenset(), "1": frozenset({"out"}), "2": frozenset({"err"}), "3": frozenset({"out", "err"})}
 _EVERY = -1  # key of the ranks that are not named
 

@@ -10,8 +10,6 @@ from typing import Literal
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Target", "parse_target"]
-
 Kind = Literal["script", "module", "function", "call"]
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 

@@ -13,8 +13,6 @@ import numpy as np
 from rankwise.errors import ConfigError
 from rankwise.metrics.host import is_tensor
 
-__all__ = ["extreme", "weighted_sum"]
-
 _INT_LIMIT = 2**62
 
 

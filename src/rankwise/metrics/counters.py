@@ -9,8 +9,6 @@ from rankwise.metrics.host import partials_on_host
 from rankwise.metrics.values import Sum
 from rankwise.world import World
 
-__all__ = ["Counters"]
-
 
 class Counters:
     """Sums by name, for example losses and sample counts: added locally, and over ranks in one collective.

@@ -12,8 +12,6 @@ from rankwise.metrics.reduction import reduce
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["Metrics"]
-
 
 class Metrics(Mapping[str, Metric]):
     """Metrics by name, as one part of a checkpoint.

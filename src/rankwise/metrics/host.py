@@ -8,8 +8,6 @@ from typing import Any
 
 from rankwise.metrics.metric import Metric
 
-__all__ = ["is_tensor", "partials_on_host", "to_host"]
-
 
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor; does not import torch."""

@@ -11,8 +11,6 @@ from rankwise.metrics.metric import Metric
 from rankwise.metrics.torchmetric import TorchMetricAdapter, is_torchmetric
 from rankwise.world import World
 
-__all__ = ["flatten", "reduce"]
-
 
 def reduce(metrics: Mapping[str, Any], world: World | None = None, *, reset: bool = False) -> dict[str, Any]:
     """Return the value of every metric over all ranks, equal on all of them. Every rank must call it.

@@ -14,8 +14,6 @@ from rankwise.world import World
 if TYPE_CHECKING:
     from rankwise.data.contract import IntArray
 
-__all__ = ["gather_rows"]
-
 
 def gather_rows(
     rows: Any, ids: Any = None, world: World | None = None, *, weights: Any = None

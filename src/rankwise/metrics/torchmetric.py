@@ -9,8 +9,6 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
-__all__ = ["TorchMetricAdapter", "is_torchmetric"]
-
 # torchmetrics' own reductions, by function name.
 _KNOWN = {"dim_zero_sum": "sum", "dim_zero_min": "min", "dim_zero_max": "max", "dim_zero_cat": "cat"}
 

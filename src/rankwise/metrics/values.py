@@ -10,8 +10,6 @@ from rankwise.errors import CheckpointError
 from rankwise.metrics.amounts import extreme, weighted_sum
 from rankwise.metrics.host import is_tensor, to_host
 
-__all__ = ["Max", "Mean", "Min", "Sum"]
-
 _WEIGHT = "weight_"
 
 

@@ -14,8 +14,6 @@ from typing import Any, Literal, Self
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Fault", "end_at", "fork_while_held"]
-
 _VARIABLE = "RANKWISE_TEST_FAULT"
 _PASSED_ON_S = 60.0
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "usr1": signal.SIGUSR1}

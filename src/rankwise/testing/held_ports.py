@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from rankwise.launch.local.ports import HeldPort
 
-__all__ = ["hold_port", "release_ports"]
-
 _held: list[HeldPort] = []
 
 

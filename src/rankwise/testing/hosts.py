@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["HostLab"]
-
 _ENTER = """\
 hostname "$1"; mount --bind "$2/hosts" /etc/hosts
 [ ! -e /etc/nsswitch.conf ] || mount --bind "$2/nsswitch" /etc/nsswitch.conf

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["mark_threads", "threads_end", "threads_since"]
-
 # The thread objects, not their ids: the system reuses the id of a thread that has ended.
 _before: set[threading.Thread] = set()
 

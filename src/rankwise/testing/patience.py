@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["until"]
-
 
 def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """Return the first true value of a condition; after `timeout_s` seconds return its last value.

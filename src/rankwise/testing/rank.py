@@ -11,8 +11,6 @@ import traceback
 from multiprocessing import connection
 from pathlib import Path
 
-__all__: list[str] = []
-
 
 def _join(rank: int, num_ranks: int, root: Path) -> None:
     import torch

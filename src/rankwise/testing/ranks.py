@@ -27,8 +27,6 @@ from rankwise.testing.held_ports import hold_port
 from rankwise.world.store_channel import store_world
 from rankwise.world.value import World
 
-__all__ = ["RanksFailedError", "close_pools", "run_over_store", "run_ranks"]
-
 _STACKS_S = 20.0  # how long to wait for the stacks of late ranks, on a busy machine
 _QUIET_S, _POLL_S = 0.3, 0.02
 

@@ -12,8 +12,6 @@ from rankwise.data.contract import BaseSource, IntArray, ListedIds, Order, Order
 from rankwise.data.samples import SampleLoader
 from rankwise.world import World
 
-__all__ = ["RankPlace", "loader_of", "share_of"]
-
 
 @dataclass(frozen=True)
 class RankPlace:

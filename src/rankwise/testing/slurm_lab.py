@@ -15,8 +15,6 @@ from typing import Self
 
 from rankwise.testing.hosts import HostLab
 
-__all__ = ["SlurmLab", "why_no_slurm"]
-
 _TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 _PATIENCE_S = 60.0

@@ -23,8 +23,6 @@ from rankwise.data.contract import (
     shares,
 )
 
-__all__ = ["ArrayBatch", "ArrayLoader", "PlainMemory"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayBatch:

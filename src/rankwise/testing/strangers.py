@@ -13,8 +13,6 @@ from pathlib import Path
 
 from rankwise.world.rendezvous.protocol import HELLOS
 
-__all__ = ["listening", "throw_garbage"]
-
 _SILENT = 20  # silent connections per call of `throw_garbage`
 _TIMEOUT_S = 10.0
 _LISTENS = "0A"  # the state LISTEN in the kernel's tables

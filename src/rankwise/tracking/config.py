@@ -11,8 +11,6 @@ from typing import Any
 from rankwise.data.contract import JSON
 from rankwise.errors import ConfigError
 
-__all__ = ["as_json", "describe_differences", "flat", "masked"]
-
 _ABSENT = object()
 _MASK = "***"
 # Words that always name a secret. "key" and "token" also occur in names of models and data (label_key, pad_token):

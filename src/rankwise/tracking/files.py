@@ -11,8 +11,6 @@ from typing import Any
 from rankwise._files import write_whole
 from rankwise.errors import RunDirError
 
-__all__ = ["mode_in", "read_json", "write_json"]
-
 
 def mode_in(folder: Path) -> int:
     """Return the mode of files in a run directory: readable by those who may enter the directory."""

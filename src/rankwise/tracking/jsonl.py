@@ -16,8 +16,6 @@ from rankwise.errors import RunDirError
 from rankwise.tracking.metrics_file import append_line, encode_line, open_lines, read_metrics, repair_tail
 from rankwise.tracking.run_dir import RunDir
 
-__all__ = ["JsonlSink"]
-
 
 class JsonlSink:
     """Appends one line per log step to a file; with `hold_s` 0, each line is written when `log` returns.

@@ -14,8 +14,6 @@ from pathlib import Path
 from rankwise._process.forks import fork_gate
 from rankwise.errors import RunDirError
 
-__all__ = ["FileLock"]
-
 _POLL_S = 0.05
 _SIGN_BYTES = 128
 _log = logging.getLogger("rankwise.tracking")

@@ -13,8 +13,6 @@ from typing import Any
 
 from rankwise.tracking.files import mode_in
 
-__all__ = ["append_line", "encode_line", "open_lines", "read_metrics", "repair_tail"]
-
 _ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 RESERVED = ("step", "attempt", "time", "event", "nonfinite", "superseded", "restored_step")
 

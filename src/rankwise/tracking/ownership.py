@@ -22,8 +22,6 @@ from rankwise.tracking.config import describe_differences, masked
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.lock import FileLock
 
-__all__ = ["FINISHED_HERE", "WAYS", "Claim", "claim"]
-
 # Entries allowed in a directory without a run: created by the launcher, or left by a killed start.
 _EARLY = {
     "logs",

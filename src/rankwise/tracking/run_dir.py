@@ -23,8 +23,6 @@ from rankwise.tracking.ownership import FINISHED_HERE, WAYS, Claim, claim
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World
 
-__all__ = ["RunDir", "default_run_dir"]
-
 # How long a publish waits for the previous one: far longer than a rename takes, short enough to be noticed.
 _FENCE_WAIT_S = 60.0
 # How long a check of the fence stays valid: a network file system shows changes of other clients late.

@@ -22,8 +22,6 @@ from rankwise.tracking.services.wandb import WandbSink
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World
 
-__all__ = ["Sink", "SinkName", "Tracker"]
-
 SinkName = Literal["jsonl", "tensorboard", "mlflow", "wandb"]
 _NAMES: tuple[SinkName, ...] = ("jsonl", "tensorboard", "mlflow", "wandb")
 

@@ -10,8 +10,6 @@ from rankwise.errors import RankwiseError, RunDirError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["on_main"]
-
 T = TypeVar("T")
 
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Decision", "Evidence", "decide", "prepare", "prepare_training", "wrap_options"]
-
 _LOG = logging.getLogger("rankwise.train")
 _FEW_SAMPLES = 16  # of one rank in one pass: batch statistics of fewer are too noisy
 _SHARE = 0.5  # of a device's memory; the rest is for activations, whose size is unknown

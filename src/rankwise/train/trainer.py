@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rankwise.tracking import Service, Sink
     from rankwise.tracking.tracker import SinkName
 
-__all__ = ["Trainer"]
-
 _LOG = logging.getLogger("rankwise.train")
 
 

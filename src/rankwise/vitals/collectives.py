@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["last_calls", "num_calls", "record_calls"]
-
 _KEPT = 8  # calls per group that are reported
 _NOTED = 64
 # function -> arguments that must be equal on all ranks, with their positions if they may be positional

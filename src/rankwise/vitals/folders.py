@@ -10,8 +10,6 @@ from pathlib import Path
 
 from rankwise.errors import LaunchError
 
-__all__ = ["has_failed", "make_folder", "mark_failed", "remove_folder", "sweep_folders"]
-
 _MEMORY = Path("/dev/shm")  # noqa: S108  (tmpfs of Linux; each folder in it is our own, mode 700)
 _LEAST_BYTES = 1 << 22  # free in it; a rank that maps a page of a full one dies of SIGBUS
 _PREFIX = "rankwise-"

@@ -8,25 +8,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = [
-    "ADVANCE_AT",
-    "ASK",
-    "FILE_BYTES",
-    "HEADER",
-    "HEARTBEAT",
-    "HEARTBEAT_AT",
-    "MAGIC",
-    "NONE",
-    "PROGRESS",
-    "PROGRESS_AT",
-    "SEQUENCE",
-    "SEQUENCE_AT",
-    "TEXT_BYTES",
-    "WAITS",
-    "WAITS_AT",
-    "cut_utf8",
-]
-
 MAGIC = b"rankwis1"
 ASK = "ask-"  # prefix of the files with which a watcher asks all ranks of the folder for their calls or stacks
 TEXT_BYTES = 64

@@ -32,8 +32,6 @@ from rankwise.vitals.layout import (
     WAITS_AT,
 )
 
-__all__ = ["Vital", "read", "request_calls", "request_stacks"]
-
 _POLL_S = 0.01
 _QUIET_S = 0.05
 _STALE_S = 3.0  # heartbeats come twice a second; if one is this late, the rank's thread does not run

@@ -35,8 +35,6 @@ from rankwise.vitals.layout import (
     cut_utf8,
 )
 
-__all__ = ["Recorder", "beat", "beat_step", "start", "stop", "wait"]
-
 HEARTBEAT_INTERVAL_S = 0.5
 _JOIN_S = 5.0
 _OFTEN_S = 0.005  # for shorter steps, the heartbeat writes the last one: noting a step costs a fifth of a write

@@ -8,8 +8,6 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["imports", "place", "shorten_stacks", "waits"]
-
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
 _BACKWARD = ("torch/autograd/",)
 _NEAR = 6  # maximum number of frames between a call that blocks in C and the function name that identifies it

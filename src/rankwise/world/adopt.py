@@ -21,18 +21,6 @@ from rankwise.world.value import World, make_world
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "bound_world",
-    "current_world",
-    "group_world",
-    "joined_world",
-    "known_world",
-    "ray_device",
-    "refuse_import_by_worker",
-    "refuse_second_bind",
-    "set_bound_world",
-]
-
 _bound: World | None = None
 _adopted: tuple[weakref.ref[Any], World] | None = None
 _JAX_TIMEOUT = timedelta(seconds=600)

@@ -30,8 +30,6 @@ from rankwise.world.rendezvous.protocol import (
 )
 from rankwise.world.value import World, make_world
 
-__all__ = ["bind", "has_process_store", "process_store"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from rankwise._process.variables import int_of
 from rankwise.errors import ConfigError, WorldError
 
-__all__ = ["Visible", "choose_device", "default_backend", "ranks_per_gpu", "slurm_gpus", "visible_devices"]
-
 _RANKS_PER_GPU = "RANKWISE_RANKS_PER_GPU"
 
 

@@ -15,9 +15,6 @@ from rankwise.errors import WorldError
 from rankwise.world.collectives.channel import Channel, close_all, frame_device
 from rankwise.world.rendezvous.addresses import await_listener, listening_address, store_error, warn_of_public
 
-__all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
-
-
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _STORE_FILE = "RANKWISE_STORE_FILE"
 _LEAVE_S = 1.0

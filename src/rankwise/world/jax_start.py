@@ -35,16 +35,6 @@ from rankwise.world.rendezvous.protocol import SECRET_VARIABLE, Layout, await_ke
 from rankwise.world.rendezvous.small_store import lost_store_as_error, open_small_store
 from rankwise.world.value import World, make_world
 
-__all__ = [
-    "Coordinator",
-    "JaxOptions",
-    "choose_coordinator",
-    "exit_without_barrier_on_failure",
-    "local_devices",
-    "note_failure",
-    "start_jax",
-]
-
 _STARTED = (
     "JAX looked for its devices before World.init_jax() and can no longer learn of other ranks: call World.init_jax() "
     "before anything that computes or asks for devices (jax.devices(), jnp.ones(...), jax.random.key(...), also at the "

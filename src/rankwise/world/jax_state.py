@@ -7,8 +7,6 @@ from typing import Any
 
 from rankwise.errors import needs_extra
 
-__all__ = ["devices_started", "import_jax", "jax_client", "jax_numbers"]
-
 
 def import_jax() -> Any:
     """Import and return JAX.

@@ -16,8 +16,6 @@ from rankwise.world.jax_state import import_jax
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_seed", "jax_key", "numpy_generator", "seed_generators", "torch_generator"]
-
 
 def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
     """Hash seed and key to 16 bytes; type and length of each part are included, so ("a", 1) differs from ("a1",)."""

@@ -19,8 +19,6 @@ from rankwise.world.rendezvous.protocol import SECRET_VARIABLE, SignedStore, own
 from rankwise.world.rendezvous.small_store import SmallStore, lost_store_as_error, open_small_store
 from rankwise.world.value import World, make_world
 
-__all__ = ["StoreKeys", "store_world"]
-
 _MEET = timedelta(minutes=10)
 _COLLECTIVE = timedelta(days=1)  # long, because the store reports a dead rank, so no timeout is needed for that
 _POLL_S = 1.0  # interval of the checks whether the awaited rank is gone

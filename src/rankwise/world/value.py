@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rankwise.world.collectives.channel import Channel, KeyChannel
     from rankwise.world.rendezvous.protocol import Layout
 
-__all__ = ["ReduceOp", "World", "make_world"]
-
 ReduceOp: TypeAlias = Literal["sum", "mean", "avg", "min", "max"]
 T = TypeVar("T")
 

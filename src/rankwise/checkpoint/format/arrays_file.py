@@ -14,8 +14,6 @@ import numpy as np
 from rankwise.checkpoint.format.dtypes import dtype_named, is_foreign, name_of_dtype
 from rankwise.data.contract import NDArray
 
-__all__ = ["read_arrays", "write_arrays"]
-
 _TREE = "tree.json"
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"ordered": OrderedDict, "counter": Counter}
 

@@ -7,8 +7,6 @@ import numpy as np
 from rankwise.data.contract import DType
 from rankwise.errors import CheckpointError
 
-__all__ = ["dtype_named", "is_foreign", "name_of_dtype"]
-
 
 def is_foreign(dtype: DType) -> bool:
     """Whether the dtype is unknown to NumPy alone."""

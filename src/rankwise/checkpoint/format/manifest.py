@@ -19,20 +19,6 @@ from rankwise.checkpoint.storage.object_path import ObjectPath
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError
 
-__all__ = [
-    "CheckpointInfo",
-    "FileRecord",
-    "LaterFormatError",
-    "PartRecord",
-    "complete_checkpoints",
-    "encode_manifest",
-    "folders",
-    "open_inside",
-    "read_manifest",
-    "step_of",
-    "verify",
-]
-
 # 1: all files are from torch. 2: parts without tensors are array files. 3: a part is in pieces in the files of all
 # ranks. A checkpoint has the lowest possible format, so that older versions can read it if they support it. Any later
 # format has its number and its checksum in the same places.

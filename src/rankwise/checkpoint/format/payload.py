@@ -19,8 +19,6 @@ from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.data.contract import NDArray
 from rankwise.errors import CheckpointError
 
-__all__ = ["encode", "read_payload", "write_payload"]
-
 
 def write_payload(storage: Disk, made: Any, name: str, tree: Any) -> FileRecord:
     """Write an encoded tree durably: with tensors as ``name.pt`` by torch, else as ``name.npz``.

@@ -13,8 +13,6 @@ from rankwise.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Piece", "Pieces", "join_ranks", "mapping_like", "only_pieces", "whole_tree"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

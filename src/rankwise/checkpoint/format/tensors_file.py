@@ -11,8 +11,6 @@ from rankwise.checkpoint.format.dtypes import dtype_named, name_of_dtype
 from rankwise.checkpoint.format.pieces import Piece, mapping_like
 from rankwise.errors import CheckpointError
 
-__all__ = ["MARK", "read_tensors", "write_tensors"]
-
 # Marks a leaf of a type that torch does not save: {MARK: kind, ...}.
 MARK = "__rankwise__"
 

@@ -17,8 +17,6 @@ from rankwise.checkpoint.format.manifest import read_manifest
 from rankwise.checkpoint.storage.object_path import ObjectPath, store_errors
 from rankwise.errors import CheckpointError, ConfigError, needs_extra
 
-__all__ = ["Bucket", "is_url"]
-
 _MANIFEST = "manifest.json"
 
 

@@ -10,8 +10,6 @@ from typing import Any, BinaryIO, cast
 
 from rankwise.errors import CheckpointError
 
-__all__ = ["ObjectPath", "store_errors"]
-
 _MANIFEST = "manifest.json"
 _BLOCK_BYTES = 8 << 20
 

@@ -9,8 +9,6 @@ from rankwise.data.contract.protocols import BatchLoader, Grid, Order, Samples, 
 from rankwise.data.contract.values import Locality, OrderState
 from rankwise.errors import ConfigError
 
-__all__ = ["BaseLoader", "BaseOrder", "BaseSamples", "BaseSource", "not_drawn"]
-
 
 class BaseOrder:
     """An `Order` without lanes and draws; a subclass adds `recipe`, `batch_size`, `fingerprint` and the steps."""

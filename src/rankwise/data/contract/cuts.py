@@ -13,18 +13,6 @@ import numpy.typing as npt
 from rankwise.data.contract.values import IntArray, Share, Step
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "GOLDEN",
-    "WordArray",
-    "mix_words",
-    "num_micro_batches",
-    "sample_keys",
-    "share_sizes",
-    "shares",
-    "smallest_share",
-    "whole_speeds",
-]
-
 WordArray: TypeAlias = npt.NDArray[np.uint64]
 GOLDEN = 0x9E3779B97F4A7C15
 _MOST_SPEED = 64  # so a step's cut moves by at least 1.6 %

@@ -19,8 +19,6 @@ from rankwise.data.contract.values import (
     Step,
 )
 
-__all__ = ["Batch", "BatchBuffer", "BatchLoader", "Grid", "Order", "Plan", "Samples", "Source", "Stateful"]
-
 
 class Grid(Protocol):
     """How an order with locality visits samples: windows of chunks, in parallel lanes."""

@@ -14,24 +14,6 @@ import numpy.typing as npt
 
 from rankwise.errors import ConfigError, SampleError
 
-__all__ = [
-    "JSON",
-    "BoolArray",
-    "DType",
-    "FieldSpec",
-    "FloatArray",
-    "IntArray",
-    "ListedIds",
-    "Locality",
-    "NDArray",
-    "OrderState",
-    "ReadReport",
-    "Share",
-    "Step",
-    "StepIds",
-    "choose_fields",
-]
-
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 NDArray: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -16,8 +16,6 @@ from rankwise.data.crops.sample import Sample
 from rankwise.data.feed.memory.lease import Done, done_of
 from rankwise.errors import ConfigError
 
-__all__ = ["Batch", "BatchInfo", "drop_finished", "waitable"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchInfo:

@@ -14,8 +14,6 @@ from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
 from rankwise.data.crops.fields import field_specs, sample_bytes
 
-__all__ = ["Budget", "Caps", "host_memory_bytes", "stream_budget", "too_large"]
-
 _LEAST_SLOTS = 2  # one is filled while the other is in use
 _WIDEST = np.dtype(np.float64)  # of all real elements; the arrays' dtypes are not known yet
 _CGROUP = Path("/sys/fs/cgroup/memory.max")

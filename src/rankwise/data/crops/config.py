@@ -26,8 +26,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Config", "Field", "LatencyModel", "set_log_level", "set_log_quiet"]
-
 _LOG = logging.getLogger("rankwise.crops")
 _MOST = 2**32 - 1
 _RANGES: Mapping[str, tuple[int, int | None]] = {

@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = [
-    "CudaFacts",
-    "NumaStrategy",
-    "RankPlace",
-    "bind_device",
-    "chosen_strategy",
-    "cores_here",
-    "gpu_node",
-    "max_concurrency",
-    "pin_thread",
-    "place_in_world",
-]
-
 _LOG = logging.getLogger("rankwise.crops")
 _PCI = Path("/sys/bus/pci/devices")
 

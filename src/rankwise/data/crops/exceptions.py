@@ -6,26 +6,6 @@ import enum
 
 from rankwise.errors import ConfigError, DataError, RankwiseError, SampleError, WorldError
 
-__all__ = [
-    "BudgetExceeded",
-    "DamacyError",
-    "DecodeError",
-    "DtypeMismatch",
-    "InvalidArgument",
-    "InvalidSample",
-    "NativeCudaError",
-    "NotFound",
-    "OutOfMemory",
-    "PoolStarved",
-    "RankMismatch",
-    "ShutdownError",
-    "Status",
-    "StorageError",
-    "TryAgain",
-    "box_text",
-    "sample_error",
-]
-
 
 class Status(enum.IntEnum):
     """The kind of an error, as a number that logs and other languages can compare."""

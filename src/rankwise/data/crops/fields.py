@@ -17,19 +17,6 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "MASK_SUFFIX",
-    "CropField",
-    "FieldBoxes",
-    "Normalise",
-    "Scaling",
-    "check_normalise",
-    "column_specs",
-    "field_specs",
-    "sample_bytes",
-    "unreadable",
-]
-
 MASK_SUFFIX = "_mask"
 
 

@@ -17,8 +17,6 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["CropPlan", "CropReport", "plan_crops"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldJob:

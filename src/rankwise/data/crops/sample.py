@@ -15,10 +15,6 @@ from rankwise.data.contract import DType
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.errors import needs_extra
 
-__all__ = [
-    "AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "plain_channel", "resolved_dtype", "whole_number",
-]  # fmt: skip
-
 AABB: TypeAlias = tuple[tuple[int, int], ...]
 Channel: TypeAlias = "str | int | Sequence[str | int] | None"
 

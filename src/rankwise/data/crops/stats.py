@@ -11,8 +11,6 @@ from typing import Any
 
 from rankwise.data.crops.stream.resolver import OpeningStats
 
-__all__ = ["Meters", "Metric", "Stats"]
-
 
 @dataclass(frozen=True, slots=True)
 class Metric:

@@ -15,8 +15,6 @@ from rankwise.data.feed.memory.lease import done_of
 from rankwise.data.feed.place import Placed
 from rankwise.errors import ConfigError
 
-__all__ = ["FeedBatch", "LoaderStats", "MicroBatches", "ReadBatch", "ReadStep", "ShareView", "step_keys"]
-
 
 def step_keys(step: Step, ids: IntArray) -> IntArray:
     """Return the keys of samples of a step, int64: f(seed, epoch, sample)."""

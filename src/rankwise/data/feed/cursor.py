@@ -26,8 +26,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
-__all__ = ["Cursor", "CursorLoader", "FullLength", "check_fits"]
-
 _LOG = logging.getLogger("rankwise.data")
 
 

@@ -13,8 +13,6 @@ from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.errors import RankwiseError
 
-__all__ = ["Reading", "Shares", "read_alone", "read_together"]
-
 Shares: TypeAlias = tuple[Step, tuple[Share, ...]]
 
 # waits for a buffer and returns it; None when the leases are closed and reading ends

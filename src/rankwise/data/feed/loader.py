@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset
     from rankwise.world import World
 
-__all__ = ["FeedLoader"]
-
 _OF_A_PROCESS = ("_placer", "_kept", "_memory", "_under_way")  # what another process cannot use
 
 

@@ -14,8 +14,6 @@ from rankwise.data.feed.prefetch import LEAST_DEPTH
 from rankwise.data.feed.reader import OnBadSample
 from rankwise.data.feed.transform import BatchTransform, Transform
 
-__all__ = ["FeedOptions", "refuse_unknown", "warn_small_cache", "window_depth"]
-
 
 class FeedOptions(TypedDict, total=False):
     """Arguments that are passed on to `FeedLoader`, which documents them."""

@@ -14,8 +14,6 @@ from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.reader import StepReader
 
-__all__ = ["Passes", "Running"]
-
 
 class Passes:
     """The shares of one pass after another. A pass goes from the last step marked done to the end of its epoch.

@@ -18,8 +18,6 @@ from rankwise.errors import ConfigError, needs_extra
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Placed", "Placer", "make_placer", "tensor_over"]
-
 _DENSE: Mapping[str, int] = MappingProxyType({})
 
 

@@ -18,8 +18,6 @@ from rankwise.data.feed.memory.pool import allocate_bytes
 from rankwise.data.feed.place import Placed, Placer
 from rankwise.errors import ConfigError, MissingExtraError
 
-__all__ = ["JaxPlacer", "ShardRows", "is_jax_target", "make_jax_placer", "narrowed", "shard_full_batches", "shard_rows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRows:

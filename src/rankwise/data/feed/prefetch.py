@@ -14,8 +14,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rankwise.errors import WorldError
 
-__all__ = ["LEAST_DEPTH", "PrefetchQueue", "ReadAhead", "Reader", "close_at_exit"]
-
 LEAST_DEPTH = 2  # steps that lie ready: one to hand over while the next is read
 
 S = TypeVar("S")

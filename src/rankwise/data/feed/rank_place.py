@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["RankPlace", "check_ranks", "find_place"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:

@@ -23,8 +23,6 @@ from rankwise.data.feed.place import Placer
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.errors import ConfigError, SampleError
 
-__all__ = ["OnBadSample", "SkipBudget", "StepReader", "share_place"]
-
 OnBadSample: TypeAlias = Literal["raise"] | int
 _SAID = 3
 _LOG = logging.getLogger("rankwise.data")

@@ -17,8 +17,6 @@ from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import fill_rows, is_sparse, one_row, row_spec
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchTransform", "SampleTransform", "Transform", "check_transform", "counted_samples", "other_way"]
-
 BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
 _COLUMNS = "pass columns of numbers as arrays, ArraySource({'x': frame['x'].to_numpy()})"

@@ -11,20 +11,6 @@ import numpy as np
 from rankwise.data.contract import IntArray, ListedIds
 from rankwise.data.order.permutation import WordArray, derive, mix_words, permute
 
-__all__ = [
-    "Grid",
-    "LaneColumns",
-    "OrderIds",
-    "lane_columns",
-    "lane_samples",
-    "missing_before",
-    "piece_in_slot",
-    "rows_of_samples",
-    "run_of_samples",
-    "samples_at",
-    "slot_start",
-]
-
 # Stream numbers: they give each use of one (seed, epoch) a separate key.
 TURN, DEAL, PIECES, WINDOWS = range(1, 5)
 

@@ -19,22 +19,6 @@ from rankwise.data.contract import JSON, BaseSamples, FieldSpec, Locality, not_d
 from rankwise.data.order.lanes import Grid
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "ALGORITHM",
-    "DEFAULT_WINDOW",
-    "MAX_LANES",
-    "MAX_SAMPLES",
-    "WINDOW_BYTES",
-    "Facts",
-    "Opener",
-    "Recipe",
-    "add_opener",
-    "choose_lanes",
-    "choose_window",
-    "opened_samples",
-    "whole",
-]
-
 # Limit for the decoded bytes of the windows of all lanes together.
 WINDOW_BYTES = 128 << 20
 # Chunks per window if the chunk size is unknown.

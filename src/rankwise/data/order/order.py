@@ -15,8 +15,6 @@ from rankwise.data.order.lanes import Grid, OrderIds, samples_at
 from rankwise.data.order.layout import MAX_LANES, Facts, Recipe, choose_lanes, choose_window, opened_samples, whole
 from rankwise.errors import ConfigError
 
-__all__ = ["Order"]
-
 Kind = Literal["shuffle", "sequential"]
 Remainder = Literal["split", "drop", "pad"]
 

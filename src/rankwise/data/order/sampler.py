@@ -9,8 +9,6 @@ from rankwise.data.contract import JSON, OrderState, Share, Step, num_micro_batc
 from rankwise.data.order.order import Order
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchSampler", "shard"]
-
 
 class BatchSampler:
     """One rank's batches of an order, for ``DataLoader(dataset, batch_sampler=...)``.

@@ -13,8 +13,6 @@ import numpy as np
 from rankwise.data.contract import FloatArray, IntArray, sample_keys
 from rankwise.errors import ConfigError
 
-__all__ = ["Groups", "SplitRule", "exact_parts", "part_at", "place_of_group", "place_of_samples"]
-
 Made = TypeVar("Made")
 Groups: TypeAlias = Mapping[str, Sequence[object] | EllipsisType]
 

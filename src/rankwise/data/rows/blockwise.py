@@ -8,8 +8,6 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, NDArray
 
-__all__ = ["blocks", "num_stretches", "places_where", "row_dtype", "taken"]
-
 _BLOCK = 1 << 18
 
 

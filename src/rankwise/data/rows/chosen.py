@@ -22,8 +22,6 @@ from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["ChosenRows", "NamedRows", "RowLocality", "bound_rows", "find_rows", "first_matrix", "rows_fingerprint"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedRows:

@@ -7,8 +7,6 @@ import os
 
 from rankwise._process.place import speaking_rank
 
-__all__ = ["warn_once"]
-
 _LOG = logging.getLogger("rankwise.rows")
 _said: set[str] = set()
 

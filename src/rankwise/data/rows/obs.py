@@ -14,19 +14,6 @@ from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.notices import warn_once
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "ObsColumn",
-    "RowGroups",
-    "is_categorical",
-    "join_tables",
-    "joined_categories",
-    "joined_codes",
-    "name_list",
-    "read_column",
-    "read_groups",
-    "read_tables",
-]
-
 _CODE = np.dtype(np.int32)
 _MOST_TEXTS = 10_000  # more distinct texts are probably names of rows
 

@@ -14,8 +14,6 @@ from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["OrderedLoader", "open_rows", "opened_rows"]
-
 _INSTEAD = {  # replacements for arguments of samplers
     "batch_sampler": "the order decides which rows form a batch",
     "batch_size": "Order(..., batch_size=...) sets the global batch size",

@@ -9,15 +9,6 @@ import numpy as np
 
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "PassDraws",
-    "Rng",
-    "check_mask",
-    "fresh_seed",
-    "make_generator",
-    "mask_bounds",
-]
-
 Rng: TypeAlias = np.random.Generator | int | None
 
 

@@ -26,8 +26,6 @@ from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.matrices import MatrixPlan
 from rankwise.data.store import BoxPlan, BoxReader
 
-__all__ = ["RowPlan", "ScratchPools", "read_one"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowPlan:

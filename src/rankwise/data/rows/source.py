@@ -23,8 +23,6 @@ from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, Read
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RowSource"]
-
 _PIECES_PER_FIELD = 4  # of scratch memory
 
 

@@ -15,8 +15,6 @@ from rankwise.data.rows.blockwise import blocks, places_where, row_dtype, taken
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["chosen_rows", "log_split", "part_of_groups", "part_of_rows", "rows_of_part"]
-
 _LOG = logging.getLogger("rankwise.rows")
 
 

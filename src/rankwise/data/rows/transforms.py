@@ -16,8 +16,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Log1pCounts", "log1p_cpm", "log1p_normalized"]
-
 _PIECE = 1 << 16  # elements at a time, to fit the cache of a core
 _SINGLE_BYTES = 4
 

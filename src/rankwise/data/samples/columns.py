@@ -15,8 +15,6 @@ from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxReport, BoxRequest, describe_missing
 from rankwise.errors import ConfigError, DataError, SampleError
 
-__all__ = ["Column", "MemoryColumn", "StoredColumn"]
-
 _LOCAL_BYTES = 2**20
 _PROBE_BYTES = 2**20
 

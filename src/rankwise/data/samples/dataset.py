@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["DatasetLoader", "Fetching", "Requests"]
-
 
 class Requests:
     """Yields lists of (sample, key), one per micro-batch, and records their shares.

@@ -12,8 +12,6 @@ from rankwise.data.contract import Share
 from rankwise.data.feed import ShareView
 from rankwise.errors import ConfigError
 
-__all__ = ["DatasetBatch", "first_twice", "map_tree", "move_tree", "no_rows"]
-
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return `tree` with its leaves replaced; dicts, lists, tuples and named tuples keep their type."""

@@ -13,8 +13,6 @@ import numpy as np
 from rankwise.data.feed import other_way
 from rankwise.errors import ConfigError
 
-__all__ = ["KeyedDataset", "check_dataset", "layers", "sample_key"]
-
 _KEY: ContextVar[int] = ContextVar("rankwise_sample_key")
 
 

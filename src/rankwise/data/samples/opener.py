@@ -17,8 +17,6 @@ from rankwise.data.samples.columns import Column, MemoryColumn, StoredColumn
 from rankwise.data.store import ArrayMeta, BoxReader, list_arrays, load_zarr, read_meta, require_codecs, understands_url
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["GroupArrays", "make_column"]
-
 Found = TypeVar("Found")
 
 

@@ -15,8 +15,6 @@ from rankwise.data.store.meta.nodes import Node, node_of, v2_node
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["AdoptedArrays"]
-
 
 class AdoptedArrays:
     """Arrays in stores that only zarr-python can read: memory, ZIP files, any file system of fsspec.

@@ -11,8 +11,6 @@ from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import NDArray
 from rankwise.errors import ConfigError
 
-__all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache"]
-
 DEFAULT_CACHE_BYTES = 256 * 2**20
 
 

@@ -31,8 +31,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["BoxReader", "Keep"]
-
 Keep: TypeAlias = Literal["repeats", "all"]
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.errors import DataError, MissingExtraError
 
-__all__ = ["MISSING", "OUTSIDE", "IndexLayout", "crc32c", "decode_index", "read_index"]
-
 MISSING = -1  # the chunk was never written: it reads as the fill value
 OUTSIDE = -2  # beyond the end of the file, which was truncated, or zero bytes, which no codec produces
 

@@ -6,8 +6,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-__all__ = ["ReaderStats", "Summed", "Tally"]
-
 
 class Summed:
     """A dataclass of numbers that add up field by field."""

@@ -12,8 +12,6 @@ from typing import Any
 from rankwise._process.forks import renew_in_children
 from rankwise.errors import MissingExtraError, needs_extra
 
-__all__ = ["load_zarr", "plain_codecs", "require_codecs"]
-
 _KEY = "codec_pipeline.path"
 _PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 

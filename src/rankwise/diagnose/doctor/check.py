@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["SECTIONS", "Check", "Status", "exit_code", "failed", "measured", "not_run", "passed", "render", "warned"]
-
 Status = Literal["pass", "warn", "fail", "not run"]
 # in the order of the report: causes before their effects
 SECTIONS = (

@@ -9,8 +9,6 @@ from typing import Any
 
 from rankwise.diagnose.doctor.check import Check, failed, passed
 
-__all__ = ["SIZES", "check_patterns", "compare_patterns", "sweep"]
-
 SIZES = (4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)  # bytes per rank
 _GPU_SIZES = (*SIZES, 128 << 20)  # links between GPUs need larger messages
 _ROUNDS = 5

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["MENDS", "ProbeResult", "listening", "probe_listener", "reach", "read_banner"]
-
 Kind = Literal["answers", "name", "refused", "filtered", "no route", "another"]
 MENDS = {
     "name": "add the name to DNS or to /etc/hosts of this machine, or use an address instead",

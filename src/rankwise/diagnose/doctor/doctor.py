@@ -13,8 +13,6 @@ from rankwise.diagnose.doctor.storage import check_data
 from rankwise.diagnose.doctor.variables import check_variables
 from rankwise.errors import ConfigError, WorldError
 
-__all__ = ["check_here", "choose_sections", "examine"]
-
 
 def choose_sections(only: Collection[str] = (), skip: Collection[str] = ()) -> frozenset[str]:
     """Return the selected sections.

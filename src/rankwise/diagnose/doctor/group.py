@@ -16,8 +16,6 @@ from typing import Any
 from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed
 from rankwise.diagnose.doctor.collectives import compare_patterns
 
-__all__ = ["check_group"]
-
 _STAGES = {  # what a rank reports, in order, and what it means not to get there
     "torch": "importing torch",
     "store": "opening the store on loopback",

@@ -15,8 +15,6 @@ from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warne
 from rankwise.diagnose.doctor.storage import is_network, kind_of
 from rankwise.diagnose.hardware import ask_nvidia_smi, gpus
 
-__all__ = ["check_devices", "check_host", "check_locked_memory", "check_open_files", "check_shared_memory"]
-
 _SHM = Path("/dev/shm")  # noqa: S108
 _GIB = 1 << 30
 _FILES = 4096

@@ -34,8 +34,6 @@ from rankwise.launch.hardware import format_numbers
 from rankwise.world import bind
 from rankwise.world.binding import process_store
 
-__all__ = ["check_facts", "check_job", "check_other_hosts", "check_rank_devices", "check_shared_folder"]
-
 _VERSIONS = ("python", "rankwise", "torch", "numpy", "zarr")
 _GROUP = ("collectives", "bandwidth of all_reduce")
 _LEAST_S = 30.0  # minimum time for the group, even after a long wait for ranks

@@ -11,8 +11,6 @@ from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warne
 from rankwise.diagnose.doctor.nccl_log import Process
 from rankwise.diagnose.variables import check_variable_name
 
-__all__ = ["check_logs"]
-
 _NONE = "set NCCL_DEBUG=INFO for the job, and NCCL_DEBUG_FILE=nccl.%h.%p.log for one file per process"
 _INNER = ("docker", "virbr", "lo", "veth", "br-", "cni", "flannel", "podman")
 _PER_RANK = {"NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA"}  # may differ between ranks

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Process", "find_logs", "read_logs"]
-
 # "host:pid:thread [device] NCCL INFO text", after an optional time or launcher prefix; WARN lines may have a place
 _LINE = re.compile(
     r"(?:^|\s|\])(?P<host>[^\s:\[\]]+):(?P<pid>\d+):\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)"

@@ -19,8 +19,6 @@ from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warne
 from rankwise.diagnose.doctor.connection import MENDS, ProbeResult, listening, probe_listener, reach, read_banner
 from rankwise.diagnose.hardware import network
 
-__all__ = ["check_clocks", "check_pairs", "check_rendezvous", "data_addresses", "exchange"]
-
 _TRY_S = 5.0  # limit for one connection
 _SKEW_S = 1.0
 _SHOWN = 8

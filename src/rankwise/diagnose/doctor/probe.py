@@ -11,8 +11,6 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-__all__: list[str] = []
-
 
 def main(argv: list[str]) -> None:
     """Join the others over loopback with gloo, check collectives, measure."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed
 
-__all__ = ["check_data", "is_network", "kind_of"]
-
 _NETWORK = {
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "wekafs", "pvfs2", "afs", "glusterfs",
     "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.ceph", "virtiofs",

@@ -10,8 +10,6 @@ from rankwise.diagnose.doctor.check import Check, failed, passed, warned
 from rankwise.diagnose.hardware import network
 from rankwise.diagnose.variables import PREFIXES, check_variable_name
 
-__all__ = ["check_variables"]
-
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PORTS = 65535
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-__all__ = ["LEVELS", "MESSAGES", "Message", "catalogue_table"]
-
 # How near to the root of a failure a message is: the nearest is reported first.
 LEVELS = (
     "root",  # memory, hardware, drivers, broken environments: end a rank independently of the script

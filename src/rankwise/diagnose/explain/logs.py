@@ -15,8 +15,6 @@ from typing import Any, BinaryIO, cast
 from rankwise.diagnose.explain.catalogue import LEVELS, MESSAGES, Message
 from rankwise.errors import ConfigError
 
-__all__ = ["Finding", "explain_logs", "render"]
-
 _CHUNK_BYTES = 1 << 20
 _CONTEXT_BYTES = 1 << 14  # kept of the previous chunk, for the traceback above a chunk's first line
 _MAX_FRAMES = 16  # tracebacks are searched only for the first lines of a message

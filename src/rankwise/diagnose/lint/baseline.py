@@ -12,8 +12,6 @@ from rankwise._files import write_named
 from rankwise.diagnose.lint.record import Finding
 from rankwise.errors import ConfigError
 
-__all__ = ["fingerprint", "read_baseline", "without_known", "write_baseline"]
-
 _VERSION = 1
 
 

@@ -9,8 +9,6 @@ from rankwise.diagnose.lint.rules.saves import checkpoints, files, restores
 from rankwise.diagnose.lint.rules.steps import batch, collectives, divergence, rank_tests, step
 from rankwise.diagnose.lint.rules.wraps import after_wrap, devices, model, passes, wrap
 
-__all__ = ["RULES"]
-
 # Importing a family has made its rules.
 _FAMILIES = (
     *(data, epochs, evaluation, shares),

@@ -22,9 +22,6 @@ from rankwise.diagnose.lint.record import Finding, Hit, Rule
 from rankwise.diagnose.lint.settings import Settings
 from rankwise.diagnose.lint.suppression import UNUSED, apply_comments, uses_noqa
 
-__all__ = ["Failure", "Report", "check_source", "lint_paths"]
-
-
 # `import a.b`, `from a.b import c`
 _IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import\b([^#\n]*))?", re.MULTILINE)
 _WORD = re.compile(r"\w+")

@@ -10,8 +10,6 @@ from typing import Literal
 
 from rankwise.diagnose.lint.record import Finding
 
-__all__ = ["CLAIMS", "Claim", "Item", "checklist_page", "checklist_text", "items_of"]
-
 Verdict = Literal["true", "partly", "wrong"]
 
 

@@ -17,8 +17,6 @@ from rankwise.diagnose.lint.record import Edit, Finding
 from rankwise.diagnose.lint.settings import Settings
 from rankwise.diagnose.lint.suppression import add_ignores
 
-__all__ = ["add_comments", "difference", "mend_paths", "mended"]
-
 _MAX_ROUNDS = 20
 
 

@@ -18,8 +18,6 @@ from rankwise.diagnose.lint.analysis.launch_lines import Kind, kind_of
 from rankwise.diagnose.lint.settings import Settings
 from rankwise.errors import ConfigError
 
-__all__ = ["SourceFile", "find_files", "read_source", "source_from_text"]
-
 # Folders of tools, of environments and of what was built; hidden ones are left out, too.
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv", "env", "wandb", "mlruns", "_build"}
 _MAGIC = re.compile(r"^(\s*)(%{1,2}[A-Za-z].*|[!?].*|\S.*\?\s*)$")

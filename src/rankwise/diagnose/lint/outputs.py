@@ -15,8 +15,6 @@ from rankwise.diagnose.lint.checker import Report
 from rankwise.diagnose.lint.inputs import SourceFile
 from rankwise.diagnose.lint.record import Finding, Rule
 
-__all__ = ["FORMATS", "rule_text", "rules_page", "to_text"]
-
 _COLOURS = {"error": "\x1b[31;1m", "warning": "\x1b[33;1m", "info": "\x1b[36;1m"}
 _PLAIN = "\x1b[0m"
 

@@ -10,8 +10,6 @@ from typing import Literal
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.analysis.module import Module
 
-__all__ = ["HEAD", "Confidence", "Edit", "Finding", "Fix", "Hit", "Level", "Rule", "registered"]
-
 Level = Literal["error", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
 FixKind = Literal["none", "safe", "unsafe"]

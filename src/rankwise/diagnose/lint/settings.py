@@ -12,8 +12,6 @@ from typing import Any
 from rankwise.diagnose.lint.record import Confidence, Finding, Rule
 from rankwise.errors import ConfigError
 
-__all__ = ["Settings", "find_settings", "matches"]
-
 _CONFIDENCES: dict[Confidence, int] = {"high": 2, "medium": 1, "low": 0}
 
 

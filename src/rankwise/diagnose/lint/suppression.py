@@ -15,8 +15,6 @@ from rankwise.diagnose.lint.inputs import SourceFile
 from rankwise.diagnose.lint.record import Edit, Finding, Fix, Hit, Rule, registered
 from rankwise.diagnose.lint.settings import Settings, matches
 
-__all__ = ["UNUSED", "add_ignores", "apply_comments", "uses_noqa"]
-
 _OURS = re.compile(r"#\s*rankwise:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
 _NOQA = re.compile(r"#\s*noqa:\s*(?P<codes>[A-Za-z][\w, ]*)", re.IGNORECASE)
 _CODE = re.compile(r"RW\d+")

@@ -7,8 +7,6 @@ import statistics
 from rankwise.diagnose.profile.parts import PARTS
 from rankwise.diagnose.profile.profile import Finding, Profile
 
-__all__ = ["advise"]
-
 # Minimum shares of the step for a finding. Parts that every step needs (forward, backward) have none.
 _LEAST = {"data": 0.05, "h2d": 0.05, "transfer": 0.10, "wait": 0.10, "optimizer": 0.15, "other": 0.15}
 _SHORT_US = 10.0  # a kernel shorter than its launch

@@ -14,8 +14,6 @@ from rankwise.diagnose.profile.ranks import find_straggler, match_collectives
 from rankwise.diagnose.profile.trace import Trace, find_traces, read_trace
 from rankwise.errors import DataError
 
-__all__ = ["profile_traces"]
-
 
 def profile_traces(folder: Path) -> Profile:
     """Read the traces of all ranks in a folder, or in the `traces/` of a run directory, and compare the ranks.

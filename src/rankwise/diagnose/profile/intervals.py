@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-__all__ = ["Spans", "clip", "intersect", "length", "subtract", "unite"]
-
 Spans = list[tuple[int, int]]
 
 

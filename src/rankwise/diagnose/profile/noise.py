@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from rankwise.errors import ConfigError
 
-__all__ = ["LEAST_RUNS", "Spread", "differ", "spread"]
-
 LEAST_RUNS = 3
 # Two-sided critical values of Student's t at 5 %, by degrees of freedom; in between, take the larger value.
 _CRITICAL = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 30: 2.042}

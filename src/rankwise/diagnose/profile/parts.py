@@ -9,8 +9,6 @@ from typing import Any
 from rankwise.diagnose.profile.intervals import Spans, clip, intersect, length, subtract, unite
 from rankwise.diagnose.profile.trace import Collective, Trace
 
-__all__ = ["PARTS", "Phases", "StepParts", "find_phases", "is_gradient", "split_steps"]
-
 PARTS = ("data", "h2d", "forward", "backward", "wait", "transfer", "optimizer", "other")
 _GRADIENTS = {"all_reduce", "reduce_scatter", "allreduce", "_reduce_scatter_base", "reduce_scatter_tensor"}
 

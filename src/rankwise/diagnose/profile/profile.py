@@ -14,8 +14,6 @@ from rankwise._files import write_whole
 from rankwise.diagnose.profile.parts import PARTS, StepParts, is_gradient
 from rankwise.diagnose.profile.ranks import Lateness, Matching, latenesses
 
-__all__ = ["Finding", "Profile"]
-
 SETTINGS = ("bucket_mb", "static_graph", "find_unused", "bucket_view", "num_workers", "prefetch", "loader")
 
 

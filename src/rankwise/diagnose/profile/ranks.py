@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from rankwise.diagnose.profile.parts import StepParts
 from rankwise.diagnose.profile.trace import Collective, Trace
 
-__all__ = ["Lateness", "Matching", "find_straggler", "latenesses", "match_collectives"]
-
 _MIN_STEPS = 4  # with fewer steps, a rank may be last each time by chance
 _OFTEN = 0.75
 _LATE = 0.10  # share of the step

@@ -18,8 +18,6 @@ from typing import Any
 
 from rankwise.diagnose.torch_hooks import around, leave_together, on_steps, run_script
 
-__all__ = ["OWN_LOADERS", "VARIABLE", "Recorder", "Task", "main"]
-
 VARIABLE = "RANKWISE_PROFILE"
 _NUM_WARM = 2  # steps with a running profiler that are discarded: its start-up is no cost of the script
 _LEAVE_S = 60  # how long a rank waits for the other ranks before it ends the script

@@ -18,8 +18,6 @@ from rankwise.diagnose.profile.recorder import VARIABLE, Task
 from rankwise.diagnose.script_run import Script, run_observed
 from rankwise.errors import ConfigError, LaunchError
 
-__all__ = ["SWEPT", "profile_script", "run_recorded", "sweep_setting"]
-
 # Settings that a sweep may change, and DDP's names of them.
 SWEPT = {
     "bucket_mb": "bucket_cap_mb",

@@ -23,8 +23,6 @@ from rankwise.diagnose.profile.runs import run_recorded
 from rankwise.diagnose.script_run import Script
 from rankwise.errors import ConfigError, LaunchError
 
-__all__ = ["Scaling", "Size", "TimedRun", "evaluate_scaling", "measure_scaling"]
-
 Mode = Literal["strong", "weak", "other"]
 _NUM_TRACED = 6
 _SAME = 0.05  # batch sizes that differ by less count as equal when the mode is detected

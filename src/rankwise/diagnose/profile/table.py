@@ -11,8 +11,6 @@ from rich.table import Table
 
 from rankwise.diagnose.profile.parts import PARTS
 
-__all__ = ["profile_text", "scaling_text"]
-
 _HEADS = {"data": "data", "h2d": "to GPU", "optimizer": "optim.", "backward": "backw.", "forward": "forw."}
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from rankwise.diagnose.profile.intervals import Spans
 from rankwise.errors import DataError
 
-__all__ = ["Collective", "Kernel", "Trace", "find_traces", "read_trace"]
-
 _DATA = ("enumerate(DataLoader)#", "rankwise:data")
 _OPTIMIZER = ("Optimizer.step#", "rankwise:optimizer")
 _BACKEND_OP = re.compile(r"(gloo|mpi|ucc):(\w+)")

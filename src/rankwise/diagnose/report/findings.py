@@ -8,8 +8,6 @@ from rankwise.diagnose.report.markup import Columns, Markup, el, join, none, not
 from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_dicts
 from rankwise.diagnose.report.series import summary
 
-__all__ = ["attention", "badge", "doctor", "guard", "hangs", "lint", "skipped"]
-
 _KEPT = "rankwise run --run-dir"
 
 

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["LogNotes", "read_logs"]
-
 _END_BYTES = 1 << 20
 _MOST = 100
 _GUARD = re.compile(r"\[([a-z][\w -]*)\] ((?:after step \d+|before the first step), ranks? [\d, ]+, .+)")

@@ -7,20 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-__all__ = [
-    "Columns",
-    "Markup",
-    "el",
-    "island",
-    "join",
-    "none",
-    "not_recorded",
-    "records_table",
-    "short_number",
-    "table",
-    "text_of",
-]
-
 Columns = dict[str, str | Callable[[dict[str, Any]], object]]
 _VOID = {"meta", "input"}
 _MOST_TEXT = 6000

@@ -19,8 +19,6 @@ from rankwise.diagnose.report.run_record import RunRecord, read_run, read_saved
 from rankwise.diagnose.report.series import collect, envelope, summary
 from rankwise.errors import ConfigError
 
-__all__ = ["write_report"]
-
 _POINTS = 36_000  # for all curves together: about a megabyte of JSON
 _MOST_CHARTS = 120
 _RATES = ("_per_s", "wait_share", "_mib", "_bytes")

@@ -16,8 +16,6 @@ from rankwise.diagnose.report.series import is_number
 from rankwise.errors import ConfigError
 from rankwise.tracking import read_metrics
 
-__all__ = ["RunRecord", "as_dict", "as_dicts", "as_list", "read_run", "read_saved"]
-
 _MOST_BYTES = 256 << 20
 
 

@@ -22,8 +22,6 @@ from rankwise.diagnose.report.markup import (
 from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_dicts, as_list
 from rankwise.diagnose.report.series import is_number
 
-__all__ = ["attempts", "checkpoints", "made_of", "moment", "profile", "scaling", "size_text"]
-
 _MOST_DETAILS = 10
 
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-__all__ = ["collect", "envelope", "is_number", "summary"]
-
 _RESERVED = {"step", "epoch", "attempt", "time", "event", "nonfinite", "superseded", "restored_step"}
 _MOST_ODD = 20
 

@@ -22,8 +22,6 @@ from rankwise.diagnose.watch.registry import Entry, Registry, host_key
 from rankwise.errors import ConfigError
 from rankwise.launch.failures.observation import is_frozen
 
-__all__ = ["Agent", "unwatch", "watch", "watch_if_asked"]
-
 DEFAULT_STALL_S = 180.0
 _ANSWER_S = 20.0  # time limit for another machine to answer
 _agent: Agent | None = None  # started by the main thread only

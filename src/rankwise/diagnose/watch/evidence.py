@@ -17,8 +17,6 @@ from rankwise.launch.failures.observation import Observation, describe_observati
 from rankwise.launch.local.sessions import process_state
 from rankwise.vitals import Vital
 
-__all__ = ["Evidence", "collect", "idle_s", "read_vitals", "report", "save"]
-
 _STACK_CHARACTERS = 20_000  # limit per rank, for ranks with very many threads
 
 

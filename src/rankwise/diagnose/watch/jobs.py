@@ -15,8 +15,6 @@ from rankwise.errors import ConfigError
 from rankwise.launch.local.sessions import parent_process, process_state
 from rankwise.vitals import Vital
 
-__all__ = ["RunningJob", "entries_of", "inspect_run", "running_jobs"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Entry", "Registry", "host_key"]
-
 _PREFIX = "rankwise/watch"
 
 

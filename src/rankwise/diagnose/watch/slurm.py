@@ -24,8 +24,6 @@ from rankwise.errors import ConfigError, LaunchError, RankwiseError
 from rankwise.launch.slurm.queue import job_fields
 from rankwise.launch.slurm.start import state_folder
 
-__all__ = ["inspect_slurm_job"]
-
 _POLL_S = 0.1
 _END_S = 5.0  # time for srun to end after all answers
 

@@ -19,8 +19,6 @@ from typing import Any
 from rankwise.errors import LaunchError
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["Client", "Connection", "ConnectionLost", "NotAuthenticated"]
-
 _RENDEZVOUS = b"rankwise-rendezvous-1 "  # first line of a rendezvous, followed by its nonce
 _NODE = b"rankwise-node-1 "  # the node's answer, followed by its nonce
 _REFUSED = b"refused-token"

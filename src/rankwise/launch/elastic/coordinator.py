@@ -15,8 +15,6 @@ from rankwise.launch.elastic.server import RemoteNode, Server
 from rankwise.launch.elastic.split_brain import SplitBrain
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["Coordinator"]
-
 _LINGER_S = 5.0
 
 

@@ -12,8 +12,6 @@ from rankwise.errors import LaunchError
 from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.local.loop import ENDING, Loop
 
-__all__ = ["Discovery", "StoppedWhileWaiting"]
-
 _CONNECT_S = 2.0
 _AGAIN_S = 0.5
 _SAY_AFTER_S = 2.0  # print a message only after this time, as nodes do not start at the same moment

@@ -15,8 +15,6 @@ from rankwise.launch.failures.observation import Observation, describe_observati
 from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.local.attempt import NO_VIEW, Attempt
 
-__all__ = ["INQUIRY_KINDS", "HangDetector", "obey_inquiry"]
-
 INQUIRY_KINDS = {"look", "standstill", "hung"}  # messages for `obey_inquiry`
 _PATIENCE_S = 15.0  # how long to wait for the answers of all nodes
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Done", "Member", "Order", "done_from"]
-
 
 class Order(NamedTuple):
     """A message to nodes; `keys`: to which, None: to all."""

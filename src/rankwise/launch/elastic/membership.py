@@ -14,8 +14,6 @@ from rankwise._process.addresses import is_loopback
 from rankwise.launch.elastic.member import Done, Member, Order
 from rankwise.launch.elastic.nodes import Nodes
 
-__all__ = ["Membership"]
-
 _FIRST_CALL_S = 5.0  # how long to wait for more nodes once the minimum is there
 _LAST_CALL_S = 2.0  # the same between rounds
 _SETTLE_S = 5.0  # after ranks lost peers: how long to wait for the cause from another node

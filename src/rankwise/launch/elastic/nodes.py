@@ -13,8 +13,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.launch.target import Target
 
-__all__ = ["DEFAULT_PORT", "Nodes", "describe_node", "difference", "parse_nodes"]
-
 DEFAULT_PORT = 29400
 _STATIC_PORT = 29500  # torchrun's, of --master-port
 _ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\[\]:]+)(:(?P<port>\d+))?")

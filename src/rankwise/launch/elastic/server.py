@@ -13,8 +13,6 @@ from rankwise.launch.elastic.hang import HangDetector
 from rankwise.launch.elastic.member import Order
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["RemoteNode", "Server"]
-
 _MAX_STRANGERS = 64  # connections that have not joined; beyond that the oldest is closed
 _STRANGER_S = 5.0
 _TICK_S = 0.25

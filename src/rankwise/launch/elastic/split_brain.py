@@ -14,8 +14,6 @@ from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["Priority", "SplitBrain"]
-
 _AGAIN_S = 2.0
 _ANSWER_S = 5.0
 

@@ -30,8 +30,6 @@ from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.pump import next_logs
 
-__all__ = ["supervise_node"]
-
 _FIND_AGAIN_S = 60.0
 _CALM_S = 0.5  # wait before another try, if the connection was accepted and closed
 _TEXT_CHARACTERS = 1 << 15  # maximum of a report that is sent

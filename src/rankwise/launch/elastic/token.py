@@ -12,8 +12,6 @@ from pathlib import Path
 from rankwise._files import user_folder
 from rankwise.errors import ConfigError
 
-__all__ = ["derived_secret", "read_token"]
-
 _VARIABLE = "RANKWISE_TOKEN"
 _LEAST_CHARACTERS = 16
 

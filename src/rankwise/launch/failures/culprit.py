@@ -12,8 +12,6 @@ from rankwise.launch.failures.verdict import Failure
 from rankwise.launch.hardware import format_numbers
 from rankwise.vitals.stacks import shorten_stacks
 
-__all__ = ["Culprit", "blame", "choose", "find_culprit"]
-
 # operations for which all ranks must pass the same shapes; other operations allow different shapes
 _SAME_SHAPES = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "allreduce", "barrier"}
 

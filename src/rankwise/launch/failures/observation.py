@@ -16,18 +16,6 @@ from rankwise.launch.local.sessions import process_state
 from rankwise.vitals import Vital
 from rankwise.vitals.stacks import place, shorten_stacks, waits
 
-__all__ = [
-    "Observation",
-    "describe_observations",
-    "is_frozen",
-    "observation_from",
-    "observation_of",
-    "observe",
-    "read_running",
-    "read_stacks",
-    "shortened",
-]
-
 _MESSAGE_CHARACTERS = 150_000
 _STATES = {"running", "stopped", "silent", "gone"}
 _STALE_S = 10.0  # without a heartbeat: the rank is frozen; heartbeats come twice a second, later on a busy machine

@@ -15,8 +15,6 @@ from rankwise.launch.failures.verdict import Failure, signal_name
 if TYPE_CHECKING:
     from rankwise.launch.local.process import RankEnd
 
-__all__ = ["AttemptEnd", "Outcome"]
-
 _WIDTH = 72
 _CHARACTERS = 1 << 16  # most of a traceback on the console; the log of the rank has all of it
 _RECORDED = 16_000  # characters of the end of a traceback in the run directory

@@ -10,8 +10,6 @@ from typing import Any
 
 from rankwise._files import write_whole
 
-__all__ = ["FILE", "keep", "keep_standstill"]
-
 FILE = "failure.json"
 _VERSION = 1
 _MOST = 50  # entries of each kind; the newest are kept

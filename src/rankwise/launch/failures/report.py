@@ -12,8 +12,6 @@ import traceback
 from dataclasses import asdict, dataclass
 from types import TracebackType
 
-__all__ = ["FINISHED", "Report", "make_report"]
-
 FINISHED = b"finished "  # followed by the monotonic time; sent instead of a report when the program ended normally
 
 # files with the launcher's frames around the user's code, cut from the head of a traceback

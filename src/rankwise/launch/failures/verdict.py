@@ -13,8 +13,6 @@ from rankwise.errors import Interrupted
 if TYPE_CHECKING:
     from rankwise.launch.local.process import RankEnd
 
-__all__ = ["Failure", "decide", "signal_name"]
-
 _IN_A_COLLECTIVE = re.compile(r"torch[/.](distributed|autograd)|rankwise[/.](world|errors\.DesyncError)")
 # the supervisor notices a rank's end later than its peers notice closed sockets; much later on a busy machine
 _LEAVING_S = 2.0

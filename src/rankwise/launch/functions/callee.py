@@ -12,8 +12,6 @@ from typing import Any
 
 from rankwise.errors import LaunchError
 
-__all__ = ["find_function", "is_loading_main", "run_call", "value_path"]
-
 _loading_main = False
 
 

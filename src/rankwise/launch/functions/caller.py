@@ -25,8 +25,6 @@ from rankwise.launch.hardware import MAX_RANKS, count_ranks
 if TYPE_CHECKING:
     from rankwise.launch.functions.platforms import Platform
 
-__all__ = ["call_ranks", "read_value", "run"]
-
 _FAREWELL_S = 60.0
 _Streams = dict[int, tuple[IO[str], codecs.IncrementalDecoder]]  # descriptor to read -> where to write it
 

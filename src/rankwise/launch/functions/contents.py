@@ -9,8 +9,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["find_heavy", "find_unsendable", "pickled_size"]
-
 _MAX_DEPTH = 40
 _UNNAMED = " ("  # the path of a part without a name of its own starts with this
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")  # dicts of a torch module that hold such attributes

@@ -14,8 +14,6 @@ from typing import Any
 from rankwise.launch.functions.caller import call_ranks
 from rankwise.launch.functions.platforms import DEFAULT_LOGS, Device, Platform, make_folder
 
-__all__ = ["Wrapper", "wrapper"]
-
 
 class Wrapper:
     """Starts tasks on a platform.

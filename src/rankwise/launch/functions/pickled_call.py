@@ -21,8 +21,6 @@ from rankwise.launch.functions.contents import find_heavy, find_unsendable, pick
 if TYPE_CHECKING:
     from rankwise.launch.functions.platforms import Platform
 
-__all__ = ["pack_call"]
-
 _MAIN = "__main__"
 _HEAVY_BYTES = 1 << 26  # above this size of what is sent along with a function, print a message
 

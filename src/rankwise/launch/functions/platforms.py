@@ -14,8 +14,6 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.hardware import num_visible_gpus
 
-__all__ = ["DEFAULT_LOGS", "Device", "Platform", "make_folder", "run_task"]
-
 DEFAULT_LOGS = "./.output/logs"
 
 

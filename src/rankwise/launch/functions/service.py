@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rankwise.launch.local.forks.process import ServerProcess
     from rankwise.launch.local.loop import Loop
 
-__all__ = ["receive", "send"]
-
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 20
 

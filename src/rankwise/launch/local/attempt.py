@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rankwise.launch.local.forks.client import ForkServer
     from rankwise.launch.local.forks.process import ServerProcess
 
-__all__ = ["NO_VIEW", "Attempt"]
-
 HELD_S = 0.05  # how soon to check again whether a slow console has room
 DRAIN_S = 0.5  # how long to read output after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 
 from rankwise.launch.hardware import format_numbers
 
-__all__ = ["Console", "SharedStream", "log_text"]
-
 _FDS = {"out": 1, "err": 2}
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _LIMIT_BYTES = 1 << 20  # of output that wait for the console's reader

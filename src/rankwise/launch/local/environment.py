@@ -12,8 +12,6 @@ from pathlib import Path
 from rankwise.launch.hardware import Topology, num_usable_cores, read_topology
 from rankwise.launch.job import Job
 
-__all__ = ["Part", "RankCores", "assign_cores", "bound_to", "rank_cores", "rank_environment", "with_time_left"]
-
 # variables that an outer launch left in this environment and that must not reach these ranks; RANKWISE_RUN_DIR and
 # RANKWISE_RESUME belong to the user and stay, and so does RANKWISE_FRESH for the first attempt without an outer launch
 _OURS = ("RANKWISE_FRESH", "RANKWISE_STORE_FILE", "RANKWISE_VITALS")

@@ -26,8 +26,6 @@ from rankwise.launch.local.hang import ProgressWatch, tell_standstill
 from rankwise.launch.local.loop import CHECK_INTERVAL_S
 from rankwise.launch.local.process import RankProcess
 
-__all__ = ["FailureDetector", "OtherNodes"]
-
 SETTLE_S = 0.2  # how long to wait for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause if only consequences of it are known
 _ASK_AGAIN_S = 15.0  # how often to ask the other nodes while only the ranks here stand still

@@ -10,8 +10,6 @@ from rankwise.launch.failures.culprit import choose
 from rankwise.launch.failures.observation import describe_observations, observe, read_running, read_stacks
 from rankwise.vitals.stacks import imports
 
-__all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "ProgressWatch", "tell_standstill"]
-
 DEFAULT_STALL_S = 180.0  # from the first beat or collective on
 _UNSEEN = "none has started a collective or called rankwise.vitals.beat() yet, and other work cannot be seen"
 DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; equals gloo's default timeout

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["CHECK_INTERVAL_S", "ENDING", "Loop"]
-
 CHECK_INTERVAL_S = 1.0  # how often to check, without an event, whether the ranks still make progress
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})  # these end a launch
 _REPEATED_S = 0.3  # a wrapper may pass on a Ctrl-C that its child has got from the terminal as well

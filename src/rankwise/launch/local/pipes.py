@@ -15,8 +15,6 @@ from rankwise.launch.local.console import Console, SharedStream
 from rankwise.launch.local.pump import LogFile, Pump
 from rankwise.launch.show import Show
 
-__all__ = ["RankPipes", "open_pipes"]
-
 _FD = {"out": 1, "err": 2}
 
 

@@ -7,8 +7,6 @@ import sys
 
 from rankwise.errors import LaunchError
 
-__all__ = ["HeldPort"]
-
 
 class HeldPort:
     """A TCP port, bound (not listening) on all addresses until the attempt ends.

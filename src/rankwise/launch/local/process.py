@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rankwise.launch.failures.report import Report
     from rankwise.launch.local.forks.client import ForkServer
 
-__all__ = ["RankEnd", "RankProcess", "start_rank"]
-
 
 @dataclass(kw_only=True, slots=True)
 class RankEnd:

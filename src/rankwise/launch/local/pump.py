@@ -13,8 +13,6 @@ from typing import BinaryIO
 from rankwise.errors import LaunchError
 from rankwise.launch.local.console import Console, SharedStream
 
-__all__ = ["LogFile", "Pump", "next_logs"]
-
 _READ_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20  # the largest pipe buffer that an unprivileged process may set
 _LINE_BYTES = 1 << 20  # a longer line is shown, and written to a log, in pieces

@@ -9,8 +9,6 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-__all__ = ["GUARD", "end_session", "end_sessions", "parent_process", "process_state"]
-
 _PROC = Path("/proc")
 # these processes remove semaphores and shared memory of killed processes, and then end by themselves
 _TIDY = (b"multiprocessing.resource_tracker", b"torch_shm_manager")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rankwise.launch.failures.outcome import AttemptEnd, Outcome
     from rankwise.launch.local.forks.process import ServerProcess
 
-__all__ = ["supervise"]
-
 
 def supervise(
     job: Job, *, loop: Loop | None = None, early: ServerProcess | None = None, tell_last: bool = True

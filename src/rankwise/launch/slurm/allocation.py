@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from rankwise._process.slurm import expand_hosts, in_step
 from rankwise.errors import ConfigError, WorldError
 
-__all__ = ["Allocation"]
-
 _MOST_NAMES = 8
 
 

@@ -14,8 +14,6 @@ from typing import IO
 from rankwise.launch.slurm.handle import SlurmHandle, poll
 from rankwise.launch.slurm.queue import JobState
 
-__all__ = ["follow", "follow_logs"]
-
 _POLL_S = 0.3  # between two checks of the files
 
 

@@ -19,8 +19,6 @@ from rankwise.launch.functions.caller import read_value
 from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_command
 from rankwise.launch.slurm.start import state_folder
 
-__all__ = ["SlurmHandle", "poll"]
-
 _POLL_S = 1.0  # between two checks of the files
 _ASK_S = 2.0  # between two queries to Slurm's controller, which all users share
 _LATE_S = 15.0  # how long after a job's end its files may take to appear here

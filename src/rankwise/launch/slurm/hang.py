@@ -15,8 +15,6 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console, log_text
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["HangClient"]
-
 _CONNECT_S = 10.0
 
 

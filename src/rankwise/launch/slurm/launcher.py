@@ -22,8 +22,6 @@ from rankwise.launch.slurm.requeue import Progress, forget_progress, requeue_job
 from rankwise.launch.slurm.start import Record, Start
 from rankwise.launch.slurm.step import Ending, Step
 
-__all__ = ["run_on_nodes"]
-
 
 def run_on_nodes(
     job: Job,

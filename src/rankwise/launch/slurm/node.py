@@ -29,8 +29,6 @@ from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.slurm.hang import HangClient
 from rankwise.launch.slurm.start import Record, Rendezvous, Start
 
-__all__: list[str] = []
-
 _RENDEZVOUS_S = 120.0  # nodes of one step start at the same time, but a shared file system may be slow
 _CAUSE_S = 15.0  # how long a node that only lost its peers waits for a record with the cause
 _POLL_S = 0.05

@@ -10,8 +10,6 @@ from typing import Self
 from rankwise.errors import ConfigError
 from rankwise.launch.slurm.queue import slurm_command
 
-__all__ = ["Partition", "parse_time"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:

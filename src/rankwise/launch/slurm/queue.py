@@ -11,8 +11,6 @@ from datetime import datetime
 
 from rankwise.errors import LaunchError
 
-__all__ = ["JobState", "end_time", "job_fields", "job_states", "slurm_command"]
-
 _PATIENCE_S = 60.0
 _UNDER_WAY = frozenset(
     {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING"}

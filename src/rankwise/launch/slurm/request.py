@@ -12,8 +12,6 @@ from rankwise.launch.job import Job
 from rankwise.launch.slurm.partition import Partition
 from rankwise.launch.slurm.requeue import MAX_REQUEUES
 
-__all__ = ["Request"]
-
 _WARN_S = 120.0  # warn at most so long before the time limit
 _WARN_SHARE = 4  # warn a short job after at least three quarters of its time
 

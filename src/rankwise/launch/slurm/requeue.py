@@ -15,8 +15,6 @@ from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import job_fields, slurm_command
 from rankwise.launch.slurm.start import state_folder
 
-__all__ = ["MAX_REQUEUES", "Progress", "forget_progress", "requeue_job"]
-
 MAX_REQUEUES = 100
 _FUTILE = 2  # requeues in a row without progress after which to stop
 _LEAVING = frozenset({"PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING"})

@@ -14,8 +14,6 @@ from rankwise._files import user_folder, write_whole
 from rankwise.errors import LaunchError
 from rankwise.launch.job import Job
 
-__all__ = ["Record", "Rendezvous", "Start", "num_ready", "state_folder"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:

@@ -27,8 +27,6 @@ from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import end_time, slurm_command
 from rankwise.launch.slurm.start import Record, Rendezvous, Start, num_ready, state_folder
 
-__all__ = ["Ending", "SrunErrors", "Step"]
-
 # variables that sbatch or salloc set for tasks, and that srun would read as options of this step
 _STALE = re.compile(
     r"(SLURM|SRUN)_(NTASKS.*|NPROCS|TASKS_PER_NODE|CPUS_PER_TASK|GPUS_PER_TASK|DISTRIBUTION|CPU_BIND.*|MEM_BIND.*)"

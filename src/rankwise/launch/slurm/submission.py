@@ -29,8 +29,6 @@ from rankwise.launch.slurm.start import Record
 from rankwise.launch.slurm.step import Ending
 from rankwise.launch.target import Target
 
-__all__ = ["Submitted", "batch_script", "start_in_slurm", "submit"]
-
 # variables of a job or step; those of the configuration and of the cluster choice stay
 _OF_A_JOB = re.compile(r"(SLURM|SLURMD|SRUN|PMI|PMIX)_(?!CONF$|CLUSTERS$|JWT$|TIME_FORMAT$|DEBUG)")
 

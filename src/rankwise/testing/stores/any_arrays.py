@@ -12,8 +12,6 @@ import numpy as np
 from rankwise.data.contract import DType, NDArray
 from rankwise.testing.stores.any_codecs import v2_codecs, v3_chain
 
-__all__ = ["DTYPES", "UnwritableError", "any_fill", "any_values", "write_any"]
-
 DTYPES = tuple(map(np.dtype, ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")))
 _KEYS = (("default", "/"), ("default", "."), ("v2", "."), ("v2", "/"))
 _LONGEST = {1: 60, 2: 18, 3: 10, 4: 6}

@@ -10,8 +10,6 @@ import numpy as np
 
 from rankwise.data.contract import DType
 
-__all__ = ["v2_codecs", "v3_chain"]
-
 _COMPRESSORS = ("zstd", "lz4", "lz4hc", "blosclz", "zlib")
 _CHECKSUMS = ("Adler32", "CRC32", "CRC32C", "Fletcher32")
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from rankwise.data.contract import BaseSource, FieldSpec, Locality, Share
 
-__all__ = ["FreePlan", "FreeSource"]
-
 
 @dataclass(frozen=True, slots=True)
 class FreePlan:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from rankwise.data.rows import Loader
 
-__all__ = ["hundred_obs", "loader_of_hundred", "rows_of", "write_hundred"]
-
 _NUM_COLS = 6
 
 

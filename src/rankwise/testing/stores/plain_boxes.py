@@ -11,8 +11,6 @@ from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, converted
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["open_plainly", "read_plainly"]
-
 
 def read_plainly(request: BoxRequest, out: NDArray) -> BoxReport:
     """Fill ``out[B, *shape]`` box by box. Boxes that fail are reported, not raised."""

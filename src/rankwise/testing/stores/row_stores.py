@@ -13,8 +13,6 @@ import numpy as np
 from rankwise.data.contract import NDArray
 from rankwise.testing.stores.small_rows import random_csr, write_anndata, write_csr
 
-__all__ = ["NUM_COLS", "RowStores", "make_stores"]
-
 NUM_COLS = 11
 
 

@@ -12,8 +12,6 @@ from rankwise.errors import MissingExtraError
 from rankwise.tracking.config import flat
 from rankwise.tracking.services.outbox import Line, Refused, RunFacts, Table
 
-__all__ = ["MlflowSink"]
-
 _RUN_TAG = "rankwise.run"
 _METRICS, _PARAMS, _PARAM_CHARS = 1000, 100, 500  # limits per request, and characters per parameter
 _ODD = re.compile(r"[^\w\-./: ]")

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Line", "Outbox", "Refused", "RunFacts", "Service", "Table", "is_nonfinite", "with_text_tags"]
-
 _BATCH = 500  # lines of one delivery
 _LIMIT = 10_000  # lines that wait; a line of ten numbers is about 2 kB
 _FLUSH_S, _LONGEST_WAIT_S = 1.0, 30.0

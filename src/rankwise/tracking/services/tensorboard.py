@@ -10,8 +10,6 @@ from typing import Any
 from rankwise.errors import MissingExtraError
 from rankwise.tracking.services.outbox import Table, with_text_tags
 
-__all__ = ["TensorBoardSink"]
-
 _log = logging.getLogger("rankwise.tracking")
 
 

@@ -12,8 +12,6 @@ from rankwise.errors import MissingExtraError
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.services.outbox import Line, RunFacts, Table
 
-__all__ = ["WandbSink"]
-
 
 @dataclass(slots=True, kw_only=True)
 class WandbSink:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
-__all__ = ["LiveLine", "fitted"]
-
 _BAR = range(6, 21)
 
 

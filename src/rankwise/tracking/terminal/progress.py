@@ -16,8 +16,6 @@ from rankwise.tracking.terminal.live import LiveLine
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["Meter", "Progress", "format_bytes", "format_seconds", "peak_memory"]
-
 _LIVE_EVERY_S = 0.2
 
 

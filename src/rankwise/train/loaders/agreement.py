@@ -22,8 +22,6 @@ from rankwise.train.models.passes import kept_random_state
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["agree", "data_facts", "digest", "step_facts"]
-
 _compared: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose content was already compared between ranks
 _MEND = (
     "Every rank must make its loaders from the same data, with the same order, seeds and settings, after the world: "

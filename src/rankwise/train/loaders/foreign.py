@@ -12,8 +12,6 @@ from typing import Any
 from rankwise.data.contract import BaseLoader, BaseOrder, BaseSource, Batch, Order
 from rankwise.errors import ConfigError
 
-__all__ = ["ForeignLoader", "as_loader", "check_loader", "check_val", "is_stream", "kind_of"]
-
 _WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_state_dict")
 
 

@@ -20,8 +20,6 @@ from rankwise.world import World
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-__all__ = ["Sharing", "count_samples", "digest_of", "first_rows", "sharing_of", "without_rows"]
-
 # options that a DataLoader stores under their own names
 _KEPT = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "prefetch_factor"),

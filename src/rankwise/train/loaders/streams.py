@@ -27,14 +27,6 @@ from rankwise.world.adopt import joined_world
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "StreamLoader",
-    "after_step",
-    "as_held_out",
-    "as_steps",
-    "counted_samples",
-]
-
 _LOG = logging.getLogger("rankwise.train")
 # A rank with more batches adds this to its sample count: a single number is sent, and no step has that many samples.
 _MORE = 1 << 32

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = [
-    "MAY_CHANGE",
-    "RELEASED",
-    "TrainOptions",
-    "environment_record",
-    "optimizer_record",
-    "read_options",
-    "run_record",
-]
-
 # possible values of `may_change`, and their places in the record of a run
 RELEASED = {"batch_size": "data.batch_size", "max_grad_norm": "train.max_grad_norm"}
 # Recorded settings that affect no number of a step: a run may change them.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from rankwise.train.step.ledger import StepReport
 
-__all__ = ["EMA"]
-
 
 class EMA:
     """The exponential moving average of a model's parameters; equal on all ranks without communication.

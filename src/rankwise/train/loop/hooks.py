@@ -18,8 +18,6 @@ from rankwise.train.step.ledger import StepReport
 if TYPE_CHECKING:
     from rankwise.train.trainer import Trainer
 
-__all__ = ["EVENTS", "HookChain", "Hooks"]
-
 _LOG = logging.getLogger("rankwise.train")
 Values = Mapping[str, float]
 

@@ -26,8 +26,6 @@ from rankwise.world import World
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FitResult", "Loop", "found_finished", "is_done", "steps_left"]
-
 _FEW_STEPS = 10  # about as many as a loader has ready
 _SHOW_S = 0.1
 

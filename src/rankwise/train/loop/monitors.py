@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rankwise.train.trainer import Trainer
 
-__all__ = ["EarlyStopping", "GradientStats", "LearningRates", "Predictions", "SystemMetrics", "Throughput"]
-
 
 class EarlyStopping:
     """Stops the run when a validation value has not improved for some epochs: the same decision on all ranks.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Progressed", "checked_parts", "training_parts"]
-
 _OWN_PARTS = {"model", "optimizer", "order", "stream", "random", "scheduler", "scaler"} | {
     "progress", "recent_means", "epoch_means"
 }  # fmt: skip

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rankwise.tracking import Service, Sink
     from rankwise.tracking.tracker import SinkName
 
-__all__ = ["Resume", "RunChoice", "Session"]
-
 Resume = Literal["auto", "must", "never"]
 _LOG = logging.getLogger("rankwise.train")
 _HOLD_S = 0.1  # writing a single line costs several times as much as one of many

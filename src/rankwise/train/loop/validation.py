@@ -21,8 +21,6 @@ from rankwise.world.adopt import joined_world
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     model: nn.Module,

@@ -20,8 +20,6 @@ from rankwise.train.models.wrapped_models import group_of
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["join_batch_norms"]
-
 _LOG = logging.getLogger("rankwise.train")
 _Norm: Any = nn.modules.batchnorm._BatchNorm  # noqa: SLF001  (the only common base)
 

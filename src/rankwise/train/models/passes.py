@@ -17,17 +17,6 @@ from rankwise.world import World
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "Precision",
-    "autocasting",
-    "held_pass",
-    "in_eval_mode",
-    "kept_buffers",
-    "kept_random_state",
-    "make_scaler",
-    "seed_training",
-]
-
 Precision = Literal["bf16", "fp16"]
 
 

@@ -19,25 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = [
-    "Prepared",
-    "check_sharded",
-    "is_sharded",
-    "local_part",
-    "lone_norms",
-    "note_prepared",
-    "over_groups",
-    "prepare_optimizer",
-    "prepared_as",
-    "shard",
-    "sharded_modules",
-    "shards_state",
-    "units_of",
-    "unsynchronised",
-    "watch_gradients",
-    "watched_units",
-]
-
 _MIN_UNIT_BYTES = 1 << 20  # smaller units cost more in all-gathers than they save in memory
 
 

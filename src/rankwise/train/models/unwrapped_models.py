@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["average_gradients", "average_parameters", "device_of", "has_batch_norm", "move_optimizer"]
-
 
 def average_gradients(module: nn.Module, world: World | None = None) -> None:
     """Replace each gradient by its mean over the ranks; every rank calls it, after backward and before the step.

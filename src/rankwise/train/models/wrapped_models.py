@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 Strategy = Literal["ddp", "zero1", "fsdp", "auto"]
 CommHook = Literal["fp16", "bf16", "powersgd"] | Callable[..., Any] | tuple[Any, Callable[..., Any]]
 
-__all__ = [
-    "CommHook",
-    "Strategy",
-    "finds_unused",
-    "group_of",
-    "reduced_options",
-    "refuse_strategies",
-    "replicate",
-    "uncompiled",
-    "unwrapped",
-]
-
 
 def reduced_options(comm_hook: CommHook | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `fully_shard` for gradients in half precision during transit."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Balance", "check_balance"]
-
 _LOG = logging.getLogger("rankwise.train")
 _NUM_FIRST = 2  # steps of a pass that are not measured: caches and allocators warm up
 _EVERY = 8  # after the warm-up, every n-th step is measured

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["check_model", "check_optimizer", "check_precision", "check_scheduler", "lone_sample"]
-
 _LOG = logging.getLogger("rankwise.train")
 _said: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
 

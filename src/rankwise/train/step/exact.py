@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["ExactStep"]
-
 _NOTHING = nullcontext()
 _SMALLEST_SCALE = 1e-6  # about 36 skipped steps in a row from 65536: no scale will work
 StepFn = Callable[["nn.Module", Batch], Any]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from rankwise.guard import Guard
 
-__all__ = ["Ledger", "NonFinite", "RunningMeans", "StepReport", "describe_problems", "first_nonfinite", "step_place"]
-
 _MOST_IDS = 16
 
 

@@ -24,8 +24,6 @@ from rankwise.errors import StepError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StepOutput", "on_host", "read_output", "widened"]
-
 _FORMS = (
     "a step function must return per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean "
     "over its samples, each optionally followed by a dictionary of metrics"

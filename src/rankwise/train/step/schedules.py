@@ -7,8 +7,6 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
-__all__ = ["BySamples", "step_schedule"]
-
 
 class BySamples:
     """A scheduler that is stepped once for every `per` samples that were trained on, over all ranks.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["FirstPass", "explained", "held_sample", "note_dtypes", "reduced_names", "unused_text", "warm_up"]
-
 
 def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
     """Return the stand-in batch for this rank if it has no sample of its own. Every rank calls it once.

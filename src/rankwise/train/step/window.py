@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["StreamWindow", "Window", "note_synchronised", "windows"]
-
 _NOTHING = nullcontext()
 
 

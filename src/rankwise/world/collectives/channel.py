@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import WorldError
 
-__all__ = ["Channel", "KeyChannel", "close_all", "frame_device", "never_free_groups"]
-
 _open: weakref.WeakSet[Channel] = weakref.WeakSet()
 _closed_groups: list[weakref.ref[Any]] = []
 

@@ -14,8 +14,6 @@ from rankwise.world.collectives.handshake import Call, Contribution, call_place,
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = ["barrier", "raise_together", "subgroup"]
-
 
 def barrier(world: World) -> None:
     """See `World.barrier`."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rankwise.world.value import World
 
-__all__ = ["all_gather", "broadcast", "gather"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GatherContribution(Contribution):

@@ -25,19 +25,6 @@ from rankwise.world.collectives.channel import Channel, KeyChannel
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = [
-    "FRAME_BYTES",
-    "INLINE",
-    "Call",
-    "Contribution",
-    "Frame",
-    "call_place",
-    "decode_frame",
-    "encode_frame",
-    "exchange",
-    "run_transport",
-]
-
 _MAGIC = b"RKW2"
 # magic, number of the call, op, reduce op, root, hash of the tree's structure
 _IDENTITY = struct.Struct("<4sQ20s4si16s")

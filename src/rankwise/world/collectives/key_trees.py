@@ -19,8 +19,6 @@ from rankwise.world.collectives.wire import check_leaf, check_range, whole
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = ["gather_by_keys", "reduce_by_keys"]
-
 _HALF = ("float16",)
 
 

@@ -14,8 +14,6 @@ from rankwise.world.collectives.transfer import broadcast_raw, gather_raw
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = ["all_gather_object", "broadcast_object", "from_main", "gather_object", "gather_pickled"]
-
 T = TypeVar("T")
 
 

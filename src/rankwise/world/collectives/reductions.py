@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rankwise.world.value import World
 
-__all__ = ["all_reduce", "reduce", "start_sum"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReduceContribution(Contribution):

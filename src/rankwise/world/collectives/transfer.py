@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from rankwise.world.value import World
 
-__all__ = ["broadcast_bytes", "broadcast_raw", "gather_bytes", "gather_raw"]
-
 
 def broadcast_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: int) -> torch.Tensor:
     """Return rank `call.root`'s bytes; on other ranks `mine` only sets the device of the result."""

@@ -13,8 +13,6 @@ import numpy as np
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Kind", "Leaf", "describe", "flatten", "rebuild"]
-
 Kind = Literal["bool", "int", "float", "complex", "scalar", "array", "tensor"]
 _PYTHON: tuple[tuple[type, Kind], ...] = ((bool, "bool"), (int, "int"), (float, "float"), (complex, "complex"))
 _DTYPES = {"bool": "bool", "int": "int64", "float": "float64", "complex": "complex128"}

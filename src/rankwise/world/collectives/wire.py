@@ -19,22 +19,6 @@ from rankwise.world.collectives.tree import Leaf
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Packed",
-    "bytes_of",
-    "check_leaf",
-    "check_range",
-    "decode",
-    "encode",
-    "flat_of",
-    "fold",
-    "from_bytes",
-    "pack",
-    "unpack",
-    "value_of",
-    "whole",
-]
-
 _ADD = {"bool": "int64", "int16": "int32", "uint16": "int32"}
 _ADD_VIEW = {"uint32": "int32", "uint64": "int64", "complex64": "float32", "complex128": "float64"}
 _ORDER = {"bool": "uint8", "int16": "int32", "uint16": "int32", "uint32": "int64"}

@@ -12,8 +12,6 @@ from datetime import timedelta
 from rankwise._process.addresses import address_towards, is_own, is_public, resolve
 from rankwise._process.place import Place, loopback_address
 
-__all__ = ["await_listener", "listening_address", "public_address", "store_error", "warn_of_public", "warn_once"]
-
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.05
 _TRY_S = 1.0
 

@@ -31,19 +31,6 @@ from rankwise._process.place import Place
 from rankwise._version import __version__
 from rankwise.errors import WorldError
 
-__all__ = [
-    "HELLOS",
-    "SECRET_VARIABLE",
-    "Layout",
-    "RankInfo",
-    "SignedStore",
-    "await_key",
-    "check_ranks",
-    "own_rank_info",
-    "rank_layouts",
-    "rendezvous",
-]
-
 SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 
 _POLL_S = 0.01

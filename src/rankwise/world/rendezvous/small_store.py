@@ -20,8 +20,6 @@ from rankwise._process.place import Place
 from rankwise.errors import WorldError
 from rankwise.world.rendezvous.addresses import listening_address, store_error
 
-__all__ = ["KeyValues", "SmallStore", "StoreServer", "lost_store_as_error", "open_small_store"]
-
 _RETRY_S = 0.05
 _GRACE_S = 10.0  # the server answers when the time is up; a dead machine does not, so the client waits so much longer
 

@@ -14,19 +14,6 @@ from rankwise.data.contract import FloatArray
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes
 from rankwise.data.store.meta import ArrayMeta
 
-__all__ = [
-    "PAGE_BYTES",
-    "CropCost",
-    "codec_name",
-    "cost_of",
-    "expected_blocks",
-    "expected_distinct",
-    "expected_whole_blocks",
-    "fewest_blocks",
-    "mean_cost",
-    "touch_chances",
-]
-
 
 def expected_blocks(size: int, block: int, window: int) -> Fraction:
     """Return the mean number of blocks that a window overlaps, for origins uniform over all that fit.

@@ -13,8 +13,6 @@ from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit, shape_t
 from rankwise.data.crops.audit.measurement import BenchReport, GroupBench
 from rankwise.data.crops.audit.sizes import num_files
 
-__all__ = ["audit_facts", "bench_facts", "group_title", "show_audit", "show_bench"]
-
 _MIB = 2**20
 _SKIPPED_SHOWN = 5
 _ARRAYS_SHOWN = 3

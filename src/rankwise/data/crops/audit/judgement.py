@@ -15,18 +15,6 @@ from rankwise.data.store.boxes import check_conversion
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.launch.hardware import num_usable_cores
 
-__all__ = [
-    "AuditOptions",
-    "AuditReport",
-    "GroupAudit",
-    "Layout",
-    "advise",
-    "audit",
-    "better_layout",
-    "shape_text",
-    "warn",
-]
-
 _SAMPLED_ARRAYS = 4  # of a group; their files show the size of its chunks
 _KIB, _MIB, _GB = 2**10, 2**20, 10**9
 _LEAST_CHUNK, _MOST_CHUNK = 64 * _KIB, 1 * _MIB

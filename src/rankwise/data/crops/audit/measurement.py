@@ -18,8 +18,6 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["BenchReport", "GroupBench", "keep_rates", "measure"]
-
 _WARM_UP = 2
 
 

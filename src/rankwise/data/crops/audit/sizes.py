@@ -18,8 +18,6 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.shard import read_index
 from rankwise.errors import ConfigError
 
-__all__ = ["Rates", "StoredSizes", "load_rates", "num_files", "rates_file", "sample_sizes", "save_rates"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSizes:

@@ -18,8 +18,6 @@ from rankwise.data.store.meta.tree import STORES, Nodes, list_arrays
 from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["Fitting", "fit", "gather"]
-
 _ABOVE = 3  # an image that names an array may be this many groups above it, as in image/scale0/array
 
 # An array, and which level of an OME-Zarr image it is, 0 is the finest; None = it is a plain array.

@@ -26,8 +26,6 @@ from rankwise.data.store.boxes import BoxRequest
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["BitTable", "CellFinder", "CellGrid", "CellTable", "Maps", "label_cells"]
-
 # Shape and cells of each map, eight cells to a byte.
 Maps = dict[Hashable, tuple[tuple[int, ...], npt.NDArray[np.uint8]]]
 _LOG = logging.getLogger("rankwise.crops")

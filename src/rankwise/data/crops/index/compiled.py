@@ -19,8 +19,6 @@ from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_blo
 from rankwise.data.crops.index.rules import Rules
 from rankwise.errors import ConfigError
 
-__all__ = ["Compiled", "compile_rules"]
-
 _TILES_AT_ONCE = 1 << 16
 
 

@@ -25,8 +25,6 @@ from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
 from rankwise.world import World
 
-__all__ = ["CropIndex", "CropPlace"]
-
 # Limit for the decoded regions of all lanes together: the default cache size of a rank.
 _LANES_BYTES = 256 << 20
 _LEAST_LANES, _MOST_LANES = 4, 64

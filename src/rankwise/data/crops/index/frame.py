@@ -11,8 +11,6 @@ from rankwise.data.contract import FloatArray, IntArray
 from rankwise.data.crops.index.image import CropImage, Level
 from rankwise.errors import ConfigError
 
-__all__ = ["Frame", "affine_map", "linked_axes", "make_frame", "refuse_other_axes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame:

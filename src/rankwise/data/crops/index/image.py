@@ -19,18 +19,6 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.ngff import Image
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "CropImage",
-    "Level",
-    "Take",
-    "channel_boxes",
-    "image_columns",
-    "image_levels",
-    "named_takes",
-    "plain_extents",
-    "plain_level",
-]
-
 _CHANNEL_NAMES = frozenset({"c", "channel", "channels"})
 
 

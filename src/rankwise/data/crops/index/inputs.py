@@ -23,8 +23,6 @@ from rankwise.data.store.ngff import Image, ImageRef, iter_images, open_image
 from rankwise.errors import ConfigError, DesyncError
 from rankwise.world import World
 
-__all__ = ["By", "Images", "gather_images", "make_together", "split_images"]
-
 # URIs, catalogues, images, mappings of parts to those, or several of them: too general for a precise type.
 Images: TypeAlias = Any
 

@@ -12,8 +12,6 @@ import numpy as np
 from rankwise.data.contract import FloatArray, IntArray
 from rankwise.errors import ConfigError
 
-__all__ = ["Edges", "Lattice", "free_lattice", "num_blocks", "snapped_lattice", "tile_lattice", "tiles_on_curve"]
-
 Edges: TypeAlias = Literal["shift", "pad", "drop"]
 
 _MOST_PERIOD = 256

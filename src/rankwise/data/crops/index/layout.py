@@ -15,8 +15,6 @@ from rankwise.data.crops.index.lattice import Lattice
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError
 
-__all__ = ["FieldLayout", "make_layout"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldLayout:

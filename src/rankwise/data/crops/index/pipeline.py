@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["IndexPipeline", "most_files"]
-
 _LOG = logging.getLogger("rankwise.crops")
 _STEPS_IN_FLIGHT = 3  # the one being read, and two with hints
 

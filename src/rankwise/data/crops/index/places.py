@@ -17,22 +17,6 @@ from rankwise.data.crops.index.lattice import Lattice, num_blocks, tiles_on_curv
 from rankwise.data.crops.index.rules import Weights
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "MAX_REGION_BYTES",
-    "Draws",
-    "Placement",
-    "Places",
-    "Tiles",
-    "below",
-    "choose_block",
-    "evenly",
-    "image_bounds",
-    "image_weights",
-    "pick",
-    "region_elements",
-    "uniform",
-]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:

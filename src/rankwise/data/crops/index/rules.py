@@ -13,8 +13,6 @@ from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
 
-__all__ = ["Curriculum", "Foreground", "Mask", "Rules", "Stage", "Weights"]
-
 Weights: TypeAlias = Literal["equal"] | Sequence[float] | Mapping[str, float] | Callable[[CropImage], float]
 
 

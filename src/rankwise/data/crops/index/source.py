@@ -31,8 +31,6 @@ from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
-__all__ = ["CropSource", "index_budget"]
-
 
 class CropSource(BaseSource):
     """Implements `Source` over a `CropIndex`.

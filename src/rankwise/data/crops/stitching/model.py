@@ -14,8 +14,6 @@ import numpy as np
 from rankwise.data.contract import NDArray
 from rankwise.errors import ConfigError
 
-__all__ = ["as_numpy", "evaluating", "model_digest", "source_digest", "unwrapped"]
-
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
 

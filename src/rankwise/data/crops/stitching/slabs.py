@@ -21,8 +21,6 @@ from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.index.places import Tiles
 from rankwise.errors import ConfigError
 
-__all__ = ["Canvas", "Layer", "Run", "SlabPlan", "TileOrder", "Window", "tile_window"]
-
 Window: TypeAlias = Literal["gaussian", "hann", "constant"]
 
 # Below this memory, having many slabs, which many ranks can share, matters more than saving bytes.

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rankwise.data.store.cache import ChunkCache
     from rankwise.data.store.remote import RemoteOptions
 
-__all__ = ["StitchOptions", "StitchedVolume", "Stitcher"]
-
 _LOG = logging.getLogger("rankwise.crops")
 _PATIENCE_S = 600.0
 

@@ -19,8 +19,6 @@ from rankwise.data.crops.index.frame import Frame
 from rankwise.errors import ConfigError, DataError
 from rankwise.world import World
 
-__all__ = ["Target", "grid_of", "output_paths", "output_values", "wait_for_all"]
-
 _MARK = "rankwise_stitched"
 _POLL_S = 0.1
 

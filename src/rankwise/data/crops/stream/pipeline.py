@@ -32,8 +32,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Pipeline"]
-
 _LOG = logging.getLogger("rankwise.crops")
 _UNBOUNDED = sys.maxsize  # the depth limits how far a stage runs ahead
 _GPU_ONLY = ("max_chunks_per_wave", "max_substreams_per_chunk", "n_chunk_layout_cache")

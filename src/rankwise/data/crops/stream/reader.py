@@ -29,8 +29,6 @@ from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["Ready", "Result", "SkipRule", "StreamReader"]
-
 _LOG = logging.getLogger("rankwise.crops")
 
 

@@ -35,8 +35,6 @@ from rankwise.data.store.ngff.images import Image, open_image
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["ArrayBoxes", "OpeningStats", "Openings", "check_sample", "crops_of", "grouped", "resolve"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningStats:

@@ -22,8 +22,6 @@ from rankwise.data.feed.prefetch import PrefetchQueue, ReadAhead
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["END", "Failure", "Numbered", "Planner", "Puller", "Work"]
-
 _LOG = logging.getLogger("rankwise.crops")
 
 

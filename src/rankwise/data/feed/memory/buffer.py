@@ -12,8 +12,6 @@ from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.errors import ConfigError
 
-__all__ = ["HostBuffer"]
-
 
 class HostBuffer:
     """Implements `BatchBuffer` in memory of a pool, which is refilled only when no view of its arrays is left.

@@ -16,20 +16,6 @@ from rankwise.errors import ConfigError, needs_extra
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "copied_field",
-    "csr_parts",
-    "fill_rows",
-    "first_twice",
-    "is_sparse",
-    "num_cols_of",
-    "one_row",
-    "quiet_csr",
-    "row_spec",
-    "scipy_csr",
-    "torch_csr",
-]
-
 
 def torch_csr(parts: tuple[torch.Tensor, ...], num_cols: int) -> torch.Tensor:
     """Return a ``torch.sparse_csr`` tensor over data, indices and row pointers, without copying or checking them."""

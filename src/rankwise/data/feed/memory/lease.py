@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Done", "Lease", "Leases", "done_of"]
-
 
 class Done(Protocol):
     """Something to wait for, for example a CUDA event."""

@@ -17,8 +17,6 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.data.feed.memory.lease import Done, Lease
 
-__all__ = ["MemoryPool", "allocate_bytes"]
-
 _ALIGNMENT = 64  # XLA copies arrays with a smaller alignment
 
 

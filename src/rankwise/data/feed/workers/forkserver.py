@@ -18,17 +18,6 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "PRELOAD_VARIABLE",
-    "InitWorker",
-    "check_importable",
-    "fork_with_sigterm_blocked",
-    "leave_with_rank",
-    "preload_main",
-    "sigterm_blocked",
-    "start_server",
-]
-
 PRELOAD_VARIABLE = "RANKWISE_PRELOAD"
 _PRELOADING = "rankwise.data.feed.workers.preload"
 _watching = threading.Lock()

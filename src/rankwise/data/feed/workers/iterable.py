@@ -17,17 +17,6 @@ from rankwise.data.feed.memory.csr import copied_field, csr_parts, torch_csr
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "SentBatch",
-    "check_sendable",
-    "host_device",
-    "iterable_class",
-    "raising",
-    "rebuild",
-    "sent_fields",
-    "warn_in_memory",
-]
-
 
 def iterable_class(cls: type, to: str | None) -> type:
     """Return the class, or a subclass that is also torch's `IterableDataset` if torch is installed.

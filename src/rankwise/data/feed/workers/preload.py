@@ -6,8 +6,6 @@ import os
 
 from rankwise.data.feed.workers.forkserver import PRELOAD_VARIABLE, fork_with_sigterm_blocked, preload_main
 
-__all__: list[str] = []
-
 fork_with_sigterm_blocked()
 
 if PRELOAD_VARIABLE in os.environ:

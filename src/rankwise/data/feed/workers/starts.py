@@ -17,8 +17,6 @@ from typing import Any
 from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.feed.workers.forkserver import leave_with_rank
 
-__all__ = ["LoaderPosition", "PassStarts", "order_code"]
-
 _POSITION = struct.Struct("=4q")  # the position last published by the process that owns the loader
 _BEGUN = struct.Struct("=3q")  # the last pass begun: the serial of the position it began from, its epoch and position
 _COUNTS = struct.Struct("=2q")  # passes of workers so far, damaged samples that they skipped

@@ -12,8 +12,6 @@ from rankwise.data.contract import JSON, BaseLoader
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.errors import ConfigError
 
-__all__ = ["LoaderDataset", "teach_collating"]
-
 
 class LoaderDataset(IterableDataset[Any]):
     """Implements `IterableDataset` over a loader, for ``DataLoader(loader.as_dataset(), batch_size=None)``.

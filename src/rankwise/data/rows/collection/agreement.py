@@ -17,8 +17,6 @@ from rankwise.data.rows.collection.union import Joined, few_names
 from rankwise.data.rows.datasets import split_modality
 from rankwise.errors import ConfigError
 
-__all__ = ["check_fit", "check_kept", "check_once", "log_variables", "warn_of_repeats"]
-
 _LOG = logging.getLogger("rankwise.rows")
 
 _MADE_HERE = ("src_path", "src_row")

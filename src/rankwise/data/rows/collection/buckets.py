@@ -14,8 +14,6 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.errors import DataError
 
-__all__ = ["Buckets", "Field", "append_record", "as_texts", "packed_texts", "scan_records"]
-
 
 def append_record(path: Path, block: int, arrays: Sequence[NDArray]) -> None:
     """Append a record to a file."""

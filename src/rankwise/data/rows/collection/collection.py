@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rankwise._process.place import Place
     from rankwise.world.value import World
 
-__all__ = ["DatasetCollection"]
-
 _MODES = ("a", "r", "r+")
 
 

@@ -18,8 +18,6 @@ from rankwise.data.rows.datasets import array_checksums, load_anndata, stored_na
 from rankwise.data.rows.output import ShardStream, create_dense, create_sparse, pad_rows, quiet_anndata
 from rankwise.data.store import load_zarr
 
-__all__ = ["dataset_tasks", "skeleton_tasks"]
-
 _DICT = {"encoding-type": "dict", "encoding-version": "0.1.0"}
 
 

@@ -20,8 +20,6 @@ from rankwise.data.rows.collection.places import Placing, cut_datasets, find_rep
 from rankwise.data.rows.collection.ranks import Marks, Ranks, Task
 from rankwise.data.rows.collection.union import Joined, group_ranks
 
-__all__ = ["Block", "Job", "name_tasks", "repeats_of", "spill_tasks", "turn_tasks"]
-
 _ELEMENT_BYTES = 80  # memory for an element of a matrix stored by columns while it is sorted
 _REPEATS = "repeats.npy"
 

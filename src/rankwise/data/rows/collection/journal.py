@@ -21,25 +21,6 @@ from rankwise._files import write_whole
 from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST, member_names
 from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 
-__all__ = [
-    "JOURNAL",
-    "clear_vain",
-    "commit",
-    "explain_disk_errors",
-    "has_manifest",
-    "listed_names",
-    "locked",
-    "note_failure",
-    "on_disk",
-    "put_json",
-    "read_journal",
-    "read_manifest",
-    "resume",
-    "this_boot",
-    "unfinished_state",
-    "work_folder",
-]
-
 JOURNAL = "journal.json"
 _FAILED = "failed"  # exists if the write failed by itself, rather than being killed
 

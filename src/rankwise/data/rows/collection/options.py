@@ -14,8 +14,6 @@ from rankwise.data.rows.collection.union import Joined
 from rankwise.data.rows.output import MatrixFormat, parse_size, rows_of_size
 from rankwise.errors import ConfigError
 
-__all__ = ["WriteOptions", "listed", "seed_of", "warn_of_room"]
-
 _LEAST_BUDGET = 2**20
 _MOST_DATASETS = 1000  # most datasets of one write, if they are smaller than this:
 _SMALL_DATASET = 10_000

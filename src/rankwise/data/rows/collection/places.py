@@ -7,8 +7,6 @@ import numpy as np
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import derive, permute
 
-__all__ = ["Placing", "cut_datasets", "find_repeats", "hash_names", "rename"]
-
 _RUNS, _INSIDE = 1, 2  # random streams of the seed
 
 

@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from rankwise.data.rows.collection.journal import put_json, work_folder
 
-__all__ = ["PROGRESS", "Lines", "Progress", "watched_progress"]
-
 PROGRESS = "progress"  # file in the work folder
 
 _EVERY_S = 10.0

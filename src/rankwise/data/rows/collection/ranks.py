@@ -19,8 +19,6 @@ from rankwise.world.adopt import group_world, known_world
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = ["Marks", "Note", "Ranks", "Task", "joined_ranks", "run_tasks", "share_of"]
-
 T = TypeVar("T")
 Note = Any  # JSON
 

@@ -16,16 +16,6 @@ from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "Joined",
-    "choose_variables",
-    "few_names",
-    "gather_variables",
-    "group_ranks",
-    "join_inputs",
-    "join_variables",
-]
-
 _MOST = 60  # most letters of a name in a message
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from rankwise.data.rows.datasets.search import MANIFEST, MEMBER
 from rankwise.errors import DataError
 
-__all__ = ["array_checksums", "check_files"]
-
 
 def array_checksums(folder: Path, known: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, str]:
     """Return a checksum (BLAKE2b, 128 bits) of each array below a folder, by the name of the array.

@@ -19,8 +19,6 @@ from rankwise.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MemoryDataset", "is_anndata", "is_h5ad"]
-
 _TABLES = ("layers", "obsm")
 _SPARSE = ("csr_matrix", "csc_matrix")
 

@@ -19,8 +19,6 @@ from rankwise.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Dataset"]
-
 _TABLES = ("layers", "obsm")
 _MATRIX = re.compile(r"(mod/[^/]+/)?(X|raw/X|(layers|obsm)/.+)")  # a store may not be listed: names are checked by form
 

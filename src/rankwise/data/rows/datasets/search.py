@@ -14,19 +14,6 @@ from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError, DataError, needs_extra
 
-__all__ = [
-    "COLLECTION_TYPE",
-    "MANIFEST",
-    "MEMBER",
-    "find_datasets",
-    "known_columns",
-    "load_anndata",
-    "member_names",
-    "open_group",
-    "split_modality",
-    "stored_name",
-]
-
 COLLECTION_TYPE = "annbatch-preshuffled"
 MANIFEST = "rankwise"
 

@@ -19,8 +19,6 @@ from rankwise.data.rows.draws.weights import DrawOptions, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["MOST_POSITIONS", "Interleave", "RowDraws"]
-
 MOST_POSITIONS = (1 << 31) - (1 << 12)  # (end of its row) * (32-bit share) fits into 64 bits
 _UNIT = 1 << 32
 

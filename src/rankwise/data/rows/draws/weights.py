@@ -16,9 +16,6 @@ from rankwise.data.order.layout import WINDOW_BYTES
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["LEAST_LANES", "MOST_LANES", "DrawOptions", "RowWeights"]
-
-
 _BLOCK_ROWS = 128  # a draw adds this many weights; the stored sums take 1/16 byte per row
 _PIECE = 1 << 12  # draws at a time; their sums take 4 MiB
 _PIECE_BLOCKS = 1 << 13

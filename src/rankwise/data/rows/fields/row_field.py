@@ -25,8 +25,6 @@ from rankwise.data.rows.matrices import (
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
 
-__all__ = ["FieldRead", "RowField", "Target", "make_field", "read_fields", "spread_rows"]
-
 
 class FieldRead(NamedTuple):
     """Rows of a field that are being read into a batch."""

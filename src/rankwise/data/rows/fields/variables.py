@@ -21,8 +21,6 @@ from rankwise.data.rows.obs import ObsColumn, name_list, read_column
 from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.errors import ConfigError
 
-__all__ = ["FieldChoice", "RowFields", "Variables", "chosen_genes", "modality_of", "open_fields"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldChoice:

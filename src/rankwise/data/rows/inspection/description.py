@@ -14,8 +14,6 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import RankwiseError
 
-__all__ = ["decode_factor", "describe_rows", "text_of_rows"]
-
 
 def decode_factor(matrix: StoredMatrix, run: int) -> float:
     """Return decoded elements divided by used ones, for a run of rows that begins at a multiple of its length.

@@ -22,8 +22,6 @@ from rankwise.data.rows.matrices import StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, RankwiseError
 
-__all__ = ["compare_with_sources", "verify_rows"]
-
 _BLOCK_BYTES = 2**25  # of a matrix, read at once
 _PORTION = 2**20  # elements of a matrix stored by columns
 _BLOCK_ROWS = 2**16  # rows of a column

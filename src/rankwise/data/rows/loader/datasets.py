@@ -17,8 +17,6 @@ from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["AddedDatasets", "Kind", "check_table", "iter_groups", "kind_of", "load_group"]
-
 Kind: TypeAlias = Literal["backed sparse", "backed dense", "sparse", "dense"]
 
 _TAKEN = "CSR matrices in Zarr stores (anndata.io.sparse_dataset), zarr.Array, scipy CSR matrices and numpy.ndarray"

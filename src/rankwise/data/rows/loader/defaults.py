@@ -18,18 +18,6 @@ from rankwise.data.rows.notices import warn_once
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, MissingExtraError
 
-__all__ = [
-    "Library",
-    "check_gpu",
-    "check_library",
-    "choose_sampler",
-    "convert",
-    "global_batch",
-    "sharded_batches",
-    "warn_idle_workers",
-    "warn_no_batch",
-]
-
 _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
 
 

@@ -35,8 +35,6 @@ from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["Loader"]
-
 
 class Loader:
     """Batches of rows, each a dict of X, obs, var and index; it can be iterated any number of times.

@@ -21,9 +21,6 @@ from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.data.rows.samplers.distributed import known_settings
 from rankwise.errors import ConfigError
 
-__all__ = ["CurrentPass", "LoaderPosition", "SavedPass"]
-
-
 _VERSION = 1
 
 

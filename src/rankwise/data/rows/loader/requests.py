@@ -26,8 +26,6 @@ from rankwise.data.rows.types import LoadRequest
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["MemoryRows", "RequestReader", "Requests", "RowBlock", "RowOrder", "RowsReader", "StoredRows", "order_rows"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowOrder:

@@ -14,13 +14,6 @@ from rankwise.data.rows.notices import warn_once
 from rankwise.data.store import BoxError, BoxReport, describe_missing
 from rankwise.errors import DataError, SampleError
 
-__all__ = [
-    "Finished",
-    "checked_reports",
-    "finished_plain",
-    "row_errors",
-]
-
 
 def checked_reports(plan: MatrixPlan, reports: Sequence[BoxReport], columns: NDArray) -> tuple[BoxReport, ...]:
     """Return the reports of a read of CSR rows with the damage that the engine cannot know: see `_gaps`, `_damaged`."""

@@ -19,8 +19,6 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import DataError
 
-__all__ = ["MemoryMatrix", "StoredDense", "StoredMatrix", "StoredSparse", "gather_rows", "open_matrix"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Matrix:

@@ -14,9 +14,6 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
 from rankwise.errors import DataError
 
-__all__ = ["PagedNumbers", "PointerCheck", "RowPointers", "read_boxes"]
-
-
 Ask: TypeAlias = Callable[[int], int | None]
 
 

@@ -17,8 +17,6 @@ from rankwise.data.store.boxes import check_conversion, converted
 from rankwise.data.store.execution import warn_lossy_conversion
 from rankwise.errors import ConfigError
 
-__all__ = ["DenseStack", "MatrixPlan", "MatrixStack", "MemoryStack", "SparseStack", "stack_matrices"]
-
 # Limit for decoded bytes of matrices from HDF5 files, in the memory of each rank.
 MOST_FILE_BYTES = 4 << 30
 

@@ -14,8 +14,6 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 
-__all__ = ["ChunkEncoder", "codecs_of", "pad_rows"]
-
 
 class ChunkEncoder:
     """Encodes chunks of one sharded array, chunked along its first axis only, with its inner codecs."""

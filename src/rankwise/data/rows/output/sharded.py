@@ -19,16 +19,6 @@ from rankwise.data.rows.output.shards import SparseLayout, lay_out, parse_size, 
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 
-__all__ = [
-    "MatrixFormat",
-    "create_array",
-    "create_dense",
-    "create_sparse",
-    "quiet_anndata",
-    "write_sharded",
-    "write_whole",
-]
-
 
 def create_array(
     group: Any,

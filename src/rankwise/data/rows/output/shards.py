@@ -15,8 +15,6 @@ from rankwise.data.rows.output.codecs import ChunkEncoder
 from rankwise.data.store.shard import crc32c
 from rankwise.errors import ConfigError
 
-__all__ = ["ShardStream", "SparseLayout", "lay_out", "parse_size", "rows_of_size"]
-
 _ABSENT = np.uint64(2**64 - 1)
 _MOST_CHUNKS = 64
 

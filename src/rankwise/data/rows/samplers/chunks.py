@@ -22,8 +22,6 @@ from rankwise.data.rows.passes import (
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["ChunkSampler", "RandomSampler", "SequentialSampler", "check_count", "make_requests"]
-
 
 def check_count(name: str, value: object) -> None:
     """Refuse a number that is no integer of at least 1."""

@@ -23,8 +23,6 @@ from rankwise.data.rows.samplers.chunks import ChunkSampler, check_count, make_r
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["ClassLines", "ClassSampler", "WeightedClassSampler", "check_classes", "check_runs", "check_weights"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLines:

@@ -17,8 +17,6 @@ from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampl
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError, WorldError, needs_extra
 
-__all__ = ["DistInfo", "DistributedSampler", "find_rank", "foreseen", "known_settings"]
-
 DistInfo: TypeAlias = Literal["torch", "jax"] | Callable[[], tuple[int, int]]
 
 

@@ -13,8 +13,6 @@ from rankwise.data.store.boxes.values import Runs
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError, DataError, SampleError
 
-__all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad", "sum_reports"]
-
 Pad: TypeAlias = Literal["fill", "edge", "reflect"]
 
 _FARTHEST = 2**61  # sums of a place and an extent stay within 64 bits

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["OUTSIDE", "TWICE", "Runs", "Spread", "check_conversion", "conversion_loss", "converted"]
-
 _NUMBERS = "?biufc"
 
 

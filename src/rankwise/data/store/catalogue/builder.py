@@ -20,8 +20,6 @@ from rankwise.data.store.ngff.discovery import ImageRef, SearchLocation, read_lo
 from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import DataError
 
-__all__ = ["build_catalogue"]
-
 _Key = tuple[int, ...]  # position in the search: number of the URI, of the child, of its child, ...
 
 

@@ -20,8 +20,6 @@ from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.discovery import ImageRef
 from rankwise.errors import DataError
 
-__all__ = ["Catalogue"]
-
 
 class Catalogue:
     """Arrays, groups and images of many stores, as of the time of building.

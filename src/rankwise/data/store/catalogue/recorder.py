@@ -15,8 +15,6 @@ from rankwise.data.store.meta.tree import Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["RecordingNodes", "check_stores", "record_of", "stamps_of"]
-
 _NOT_KEPT = {"attributes", "consolidated_metadata"}  # stored separately; replaced by the catalogue
 
 

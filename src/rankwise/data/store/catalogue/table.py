@@ -14,8 +14,6 @@ from rankwise.data.contract import IntArray
 from rankwise.data.store.ngff.discovery import ImageRef
 from rankwise.errors import DataError
 
-__all__ = ["Recorded", "Table", "pack_table", "unpack_table"]
-
 _MAGIC = b"rankwise catalogue\n"
 _VERSION = 1
 _REF = ("place", "kind", "name", "plate", "well", "field", "acquisition")  # what is stored of an `ImageRef`

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rankwise.data.contract import IntArray, NDArray
     from rankwise.data.store.decode.decoder import Decoder
 
-__all__ = ["VARIABLE", "SelfTestError", "choose_decoder", "self_test"]
-
 VARIABLE = "RANKWISE_DECODER"
 _CHOICES = ("kernel", "threads")
 

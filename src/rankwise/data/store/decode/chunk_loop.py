@@ -27,8 +27,6 @@ from rankwise.data.store.decode.machine import (
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, SLOTS
 
-__all__ = ["run_chunks"]
-
 _long, _int = types.int64, types.int32
 _pread = external(f"{PREFIX}pread", _long, _int, _long, _long, _long)
 _errno = external(f"{PREFIX}errno", _long)

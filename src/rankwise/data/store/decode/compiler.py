@@ -16,8 +16,6 @@ from typing import Any
 from rankwise.data.store.decode.machine import numba
 from rankwise.data.store.decode.tasks import IMPORTED_S
 
-__all__ = ["compiled_address"]
-
 _caching: Any = importlib.import_module("numba.core.caching")
 _cpu: Any = importlib.import_module("numba.core.registry").cpu_target
 

@@ -30,8 +30,6 @@ from rankwise.data.store.decode.tasks import (
 )
 from rankwise.errors import DataError
 
-__all__ = ["Decoder", "Scratch", "Spreader", "ThreadsDecoder", "check_run"]
-
 _ALIGNMENT = 64
 _STEP = 2**16
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rankwise.data.store.decode.decoder import Decoder
     from rankwise.data.store.decode.planes import PlaneLoop
 
-__all__ = ["KernelDecoder"]
-
 _SLACK = 2**16
 
 

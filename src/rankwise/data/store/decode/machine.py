@@ -11,32 +11,6 @@ import numpy as np
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import SLOTS
 
-__all__ = [
-    "bfloat16_bits",
-    "call_plane",
-    "double_from_half",
-    "elements",
-    "ended",
-    "entry",
-    "external",
-    "falls_of",
-    "float_from_half_bits",
-    "get",
-    "half_bits",
-    "half_bits_of_double",
-    "inlined",
-    "memcpy",
-    "numba",
-    "peek32",
-    "put",
-    "put8",
-    "put32",
-    "real_entry",
-    "stream_bytes",
-    "streamed",
-    "types",
-]
-
 ir: Any = importlib.import_module("llvmlite.ir")
 
 numba: Any = importlib.import_module("numba")  # typed only in some releases

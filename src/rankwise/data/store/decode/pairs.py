@@ -12,8 +12,6 @@ from rankwise.data.store.boxes.values import is_float
 if TYPE_CHECKING:
     from rankwise.data.store.decode.planes import PlaneLoop
 
-__all__ = ["is_castable", "plane_for", "plane_name"]
-
 _CAST = "?bBhHiIlLqQefd"
 
 

@@ -13,8 +13,6 @@ from rankwise.data.store.decode.planes import PlaneLoop
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import SLOTS
 
-__all__ = ["spread_loop"]
-
 _long = types.int64
 _NUM_COLS, _WIDTH, _PLACES, _BLANK = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["blank"]
 _LINE_BYTES = 64

@@ -14,8 +14,6 @@ import sys
 
 from rankwise.errors import DataError
 
-__all__ = ["PREFIX", "SymbolsMissingError", "free_zstd_context", "known_compressors", "make_zstd_context", "register"]
-
 PREFIX = "rankwise_"
 
 # Exported functions by extension module of numcodecs.

@@ -13,34 +13,6 @@ import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, NDArray
 
-__all__ = [
-    "BAD_FRAME",
-    "CUT_SHORT",
-    "KIND_BLOSC",
-    "KIND_FILL",
-    "KIND_LZ4",
-    "KIND_RAW",
-    "KIND_ZSTD",
-    "LAYOUT_FIELDS",
-    "NUM_SLOTS",
-    "OK",
-    "OS_ERROR",
-    "OUT_OF_RANGE",
-    "SLOTS",
-    "TASK_FIELDS",
-    "TOO_LONG",
-    "UNKNOWN_COMPRESSOR",
-    "UNKNOWN_KIND",
-    "WRONG_LENGTH",
-    "WRONG_SIZE",
-    "ChunkTasks",
-    "Layout",
-    "address_of",
-    "describe",
-    "is_damage",
-    "memory_at",
-]
-
 # When this package was read from its files; they may have other contents later.
 IMPORTED_S = time.time()
 

@@ -26,8 +26,6 @@ from zarr.storage import WrapperStore
 
 from rankwise.errors import DataError
 
-__all__ = ["CheckedStore"]
-
 _NAME = "rankwise.checked_blosc"
 _THEIRS = ("blosc", "numcodecs.blosc")
 _HEADER_BYTES = 16

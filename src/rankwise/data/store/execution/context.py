@@ -20,8 +20,6 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions
 from rankwise.data.store.stats import ReaderStats, Tally
 
-__all__ = ["ReaderContext"]
-
 _ITEMSIZES = (1, 2, 4, 8)
 _LOG = logging.getLogger(__name__)
 

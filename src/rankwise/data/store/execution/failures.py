@@ -18,16 +18,6 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.shard import MISSING
 from rankwise.errors import DataError
 
-__all__ = [
-    "REPLACED",
-    "ChunkFailure",
-    "box_errors",
-    "changed_chunks",
-    "unwritten",
-    "warn_arrays",
-    "warn_lossy_conversion",
-]
-
 REPLACED = (
     "is in a file that was replaced or changed after it was first read: reopen the store, and do not "
     "write to it while it is read"

@@ -39,8 +39,6 @@ from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
 
-__all__ = ["FastChunks"]
-
 _NO_FILE = -1
 _READ_BYTES = 2**16  # bytes that a thread could place during a small read
 _KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}

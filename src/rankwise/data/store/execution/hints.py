@@ -11,8 +11,6 @@ from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.files import HandleCache
 from rankwise.data.store.plan import BoxPlan
 
-__all__ = ["advise_plans", "merge_ranges"]
-
 _GAP_BYTES = 16 * 2**10  # four pages: the disk reads through smaller gaps anyway
 _MOST_BYTES = 8 * 2**20  # of one hint
 _FEWEST_CHUNKS = 2

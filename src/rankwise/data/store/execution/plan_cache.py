@@ -16,8 +16,6 @@ from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
-__all__ = ["PlanCache", "mostly_used"]
-
 _WORTH = 0.15  # share of repeated touches above which every chunk is kept
 _SMOOTHING = 1 / 512  # of the running mean over touches
 _GHOSTS_PER_PLACE = 4

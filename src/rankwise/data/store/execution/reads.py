@@ -21,8 +21,6 @@ from rankwise.data.store.shard import MISSING
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
 
-__all__ = ["read_plans", "spread_rows"]
-
 
 def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], context: ReaderContext) -> tuple[BoxReport, ...]:
     """Fill the outputs; return a report for each job."""

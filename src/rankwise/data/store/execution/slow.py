@@ -26,8 +26,6 @@ from rankwise.data.store.stats import ReaderStats
 from rankwise.data.store.zarr_python import plain_codecs
 from rankwise.errors import DataError
 
-__all__ = ["SlowArrays", "SlowChunks"]
-
 _MOST = 1024
 
 

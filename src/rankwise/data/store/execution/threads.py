@@ -15,8 +15,6 @@ from rankwise._process.loader_worker import part_of_worker
 from rankwise._process.place import num_local_ranks
 from rankwise.data.contract import IntArray
 
-__all__ = ["WorkCrew", "cut_slabs", "reading_threads"]
-
 _PART = "RANKWISE_CORES"
 
 

@@ -19,8 +19,6 @@ from rankwise.data.store.remote import Part, RemoteFiles, TransferError
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
 from rankwise.errors import DataError
 
-__all__ = ["PAUSES_S", "ArrayCheck", "FactsCache", "FileFacts", "is_temporary", "retry_failed"]
-
 PAUSES_S = (0.05, 0.25, 1.0)
 
 # Errors of network file systems and busy devices that may be temporary.

@@ -12,19 +12,6 @@ from pathlib import Path
 
 from rankwise.errors import DataError
 
-__all__ = [
-    "MOST_FILES",
-    "HandleCache",
-    "OpenFile",
-    "file_limit",
-    "free_handles",
-    "identity_of",
-    "local_identity",
-    "local_size",
-    "system_file_limit",
-    "warn_few_handles",
-]
-
 _RESERVED = 64  # for sockets, logs, libraries and other files of the process
 MOST_FILES = 4096
 _NUM_DOORS = 16  # this many files can be opened concurrently

@@ -16,8 +16,6 @@ from rankwise.data.store.meta.parser import parse_array
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["MetaCache", "array_of"]
-
 
 def array_of(node: Node) -> ArrayMeta:
     """Return the metadata of an array from its documents.

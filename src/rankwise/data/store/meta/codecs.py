@@ -14,22 +14,6 @@ from rankwise.data.contract import DType
 from rankwise.data.store.meta.values import ChunkCodec
 from rankwise.data.store.shard import IndexLayout
 
-__all__ = [
-    "Coding",
-    "UnreadableError",
-    "UnsupportedError",
-    "core_dtype",
-    "fill_scalar",
-    "index_layout",
-    "is_core",
-    "named",
-    "positive_ints",
-    "subset",
-    "v2_coding",
-    "v2_dtype",
-    "v3_coding",
-]
-
 
 class UnsupportedError(Exception):
     """A part of a document that we do not support exactly: zarr-python interprets it. Never leaves this package.

@@ -8,8 +8,6 @@ from functools import lru_cache
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["Stamp", "list_folders", "read_document", "resolve_place", "stamp_document"]
-
 Stamp = tuple[int, int, int]  # bytes, time of the last change in ns, inode
 
 

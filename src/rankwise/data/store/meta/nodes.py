@@ -13,18 +13,6 @@ from rankwise.data.store.meta.documents import read_document
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = [
-    "Node",
-    "absent",
-    "consolidated_children",
-    "natural_order",
-    "node_of",
-    "ome_attributes",
-    "parse_object",
-    "read_node",
-    "v2_node",
-]
-
 _OME_KEYS = ("multiscales", "plate", "well", "labels", "omero", "bioformats2raw.layout", "series")
 
 

@@ -31,8 +31,6 @@ from rankwise.data.store.meta.codecs import (
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 from rankwise.data.store.zarr_python import load_zarr, plain_codecs
 
-__all__ = ["InterpretedArray", "interpret", "parse_array"]
-
 
 class InterpretedArray(NamedTuple):
     """What a document says, to us or to zarr-python; for the fields see `ArrayMeta`.

@@ -14,8 +14,6 @@ from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["STORES", "Nodes", "StoredNodes", "describe_group", "list_arrays", "read_meta"]
-
 
 class Nodes(Protocol):
     """Arrays and groups by their place (absolute path, or URL, without a trailing slash)."""

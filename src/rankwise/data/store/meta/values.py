@@ -10,8 +10,6 @@ from typing import Any, Literal
 from rankwise.data.contract import JSON, DType
 from rankwise.data.store.shard import IndexLayout
 
-__all__ = ["ArrayMeta", "ChunkCodec", "KeyEncoding"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkCodec:

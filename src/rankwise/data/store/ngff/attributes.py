@@ -9,8 +9,6 @@ from typing import Any
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["Axis", "compose", "plain_axes", "read_axes", "take", "take_list", "take_numbers"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:

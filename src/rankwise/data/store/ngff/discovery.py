@@ -16,8 +16,6 @@ from rankwise.data.store.ngff.images import Image, open_image, set_state, state_
 from rankwise.data.store.ngff.plates import fields_of, plate_of
 from rankwise.errors import DataError
 
-__all__ = ["ImageRef", "LocationContent", "SearchLocation", "iter_images", "read_location", "start_location"]
-
 _DEEPEST = 64  # links between folders may form cycles
 
 

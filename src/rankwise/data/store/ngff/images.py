@@ -14,8 +14,6 @@ from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.attributes import Axis, compose, plain_axes, read_axes, take, take_list
 from rankwise.errors import DataError
 
-__all__ = ["Image", "ImageLevel", "image_of", "open_image", "set_state", "state_of"]
-
 _ROUNDING = 1.001  # scales are written with rounding
 
 

@@ -14,8 +14,6 @@ from rankwise.data.store.ngff.attributes import take, take_list
 from rankwise.data.store.ngff.images import Image, open_image, set_state, state_of
 from rankwise.errors import DataError
 
-__all__ = ["Acquisition", "Field", "Plate", "Well", "fields_of", "open_plate", "plate_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquisition:

@@ -11,8 +11,6 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 
-__all__ = ["Pieces", "any_axis", "distinct", "expand", "grid_of", "of_arrays", "ravel"]
-
 _LARGEST = 2**63 - 1
 _SPARSEST = 8  # up to this ratio of values to rows, marking is faster than sorting
 

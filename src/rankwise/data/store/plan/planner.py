@@ -14,8 +14,6 @@ from rankwise.data.store.plan.grids import Pieces, any_axis, distinct, expand, g
 from rankwise.data.store.shard import MISSING, OUTSIDE
 from rankwise.errors import DataError
 
-__all__ = ["BoxPlan", "ChunkTable", "PaddedBox", "TargetTable", "describe_missing", "make_plan"]
-
 _COUNTED = 2**16
 
 

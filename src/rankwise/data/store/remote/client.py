@@ -28,8 +28,6 @@ from rankwise.data.store.remote.requests import (
 from rankwise.data.store.remote.stores import open_store
 from rankwise.data.store.stats import Tally
 
-__all__ = ["Client", "Listing"]
-
 T = TypeVar("T")
 _NAP_S = 0.1
 

@@ -20,8 +20,6 @@ from rankwise.errors import DataError
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-__all__ = ["RemoteFiles"]
-
 T = TypeVar("T")
 
 

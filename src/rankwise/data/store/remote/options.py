@@ -10,8 +10,6 @@ from urllib.parse import unquote
 from rankwise.data.store.stats import Summed
 from rankwise.errors import ConfigError
 
-__all__ = ["Location", "RemoteOptions", "RemoteStats", "locate", "understands_url"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:

@@ -12,8 +12,6 @@ from rankwise.data.store.remote.options import RemoteStats
 from rankwise.data.store.remote.requests import ObjectChangedError, ObjectRequest
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["JoinedRange", "PendingReads", "RemoteRange", "interleave", "join_ranges", "read_joined"]
-
 T = TypeVar("T")
 
 

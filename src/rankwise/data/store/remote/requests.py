@@ -9,19 +9,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from rankwise.data.store.remote.options import Location
 from rankwise.errors import DataError
 
-__all__ = [
-    "BeyondError",
-    "Failure",
-    "NoRangesError",
-    "ObjectChangedError",
-    "ObjectRequest",
-    "Part",
-    "TransferError",
-    "TruncatedError",
-    "classify",
-    "send",
-]
-
 
 class TransferError(DataError):
     """The store could not be reached, did not answer in time, or refused. Says nothing about the data.

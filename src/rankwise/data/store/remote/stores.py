@@ -16,8 +16,6 @@ from rankwise.errors import ConfigError, WorldError, needs_extra
 if TYPE_CHECKING:
     from obstore.store import MemoryStore
 
-__all__ = ["load_obstore", "memory_store", "open_store"]
-
 _MOST_STORES = 64
 # obstore separates these from the options of a store
 _CLIENT_OPTIONS = frozenset(

@@ -13,8 +13,6 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from rankwise.data.store.remote.client import Client
 from rankwise.data.store.remote.options import locate
 
-__all__ = ["ZarrView"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from rankwise.diagnose.lint.analysis.names import called, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import known_sharded, sees, wraps
 
-__all__ = ["collective_after", "collective_inside", "collectives", "objects_over_nccl"]
-
 _COLLECTIVES = (
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "

@@ -27,19 +27,6 @@ from rankwise.diagnose.lint.analysis.names import called, last, names_in, receiv
 from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 
-__all__ = [
-    "has_rank",
-    "is_alike",
-    "is_on_all",
-    "is_own_file",
-    "missing_file",
-    "runs_ranks",
-    "same_on_all",
-    "seeds",
-    "starts_ranks",
-    "writes",
-]
-
 _LIBRARIES = ("accelerate.Accelerator", *FABRICS, "deepspeed.initialize", "deepspeed.init_distributed")
 
 

@@ -13,42 +13,6 @@ from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
 from rankwise.diagnose.lint.record import Edit
 
-__all__ = [
-    "FABRICS",
-    "GROUP",
-    "HELD_OUT",
-    "LOADER",
-    "NO_TRAINING",
-    "RANKS",
-    "SAMPLER",
-    "backward_passes",
-    "calls_framework",
-    "effective_side",
-    "environment_writes",
-    "guarded_place",
-    "has_framework",
-    "is_before_ranks",
-    "is_const",
-    "is_distributed",
-    "is_fixed",
-    "is_handed_over",
-    "is_in_turn",
-    "is_unseen_training",
-    "loops_around",
-    "loops_of_epochs",
-    "loops_that_train",
-    "on_both_sides",
-    "runs_alone",
-    "runs_on_several",
-    "sees_one_gpu",
-    "spawns",
-    "training_loops",
-    "training_steps",
-    "uses_cuda",
-    "with_argument",
-    "without_keyword",
-]
-
 GROUP = "torch.distributed.init_process_group"
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 LOADER = "torch.utils.data.DataLoader"

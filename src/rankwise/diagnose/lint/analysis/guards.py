@@ -9,8 +9,6 @@ from typing import Literal
 
 from rankwise.diagnose.lint.analysis.names import last, text_of
 
-__all__ = ["LOCAL_RANK_NAMES", "RANK_NAMES", "Side", "is_local_rank", "is_mode_test", "is_rank", "side_of"]
-
 Side = Literal["main", "other"]  # runs on the main rank (or one of each node) only; runs on the others only
 
 LOCAL_RANK_NAMES = frozenset(

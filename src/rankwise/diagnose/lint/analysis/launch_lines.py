@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Literal
 
-__all__ = ["Command", "LaunchFile", "LaunchPlace", "Setting", "kind_of", "read_launch_file"]
-
 Kind = Literal["shell", "dockerfile", "yaml"]
 
 _WORD = re.compile(

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.analysis.launch_lines import Command, LaunchFile, LaunchPlace, Setting
 
-__all__ = ["job_nodes", "launcher", "launches", "num_nodes", "option", "own", "shown", "tasks_per_node"]
-
 _MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 _PROGRAMS = ("torchrun", "deepspeed", "accelerate-launch")
 

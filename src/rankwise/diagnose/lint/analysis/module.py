@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from rankwise.diagnose.lint.analysis.names import Imports, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Place, Scope
 
-__all__ = ["OPTIONS", "Module", "once", "position"]
-
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 # names of the one object that carries the options of a run, equal on all ranks
 OPTIONS = re.compile(r"args?|cfg|conf|config|opts?|options|hparams|hps|params|flags|settings", re.IGNORECASE)

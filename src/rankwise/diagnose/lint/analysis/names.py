@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 
-__all__ = ["Imports", "called", "last", "names_in", "nodes_in", "receiver", "text_of", "texts_in"]
-
 # Where a thing has several addresses, rules know it by one.
 _CANONICAL = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",

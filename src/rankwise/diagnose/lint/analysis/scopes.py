@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from rankwise.diagnose.lint.analysis.guards import Side
 from rankwise.diagnose.lint.analysis.names import last
 
-__all__ = ["Binding", "Branch", "Call", "Place", "Scope", "excludes"]
-
 
 @dataclass(slots=True, eq=False)
 class Branch:

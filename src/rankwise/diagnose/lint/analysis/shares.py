@@ -12,16 +12,6 @@ from rankwise.diagnose.lint.analysis.names import called, last, names_in, receiv
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place, Scope, excludes
 from rankwise.diagnose.lint.analysis.values import READERS, names_behind, names_of
 
-__all__ = [
-    "evaluations",
-    "gone_through",
-    "is_of_share",
-    "is_own_at",
-    "is_reduction",
-    "is_shared",
-    "reduces",
-]
-
 _REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluator", re.IGNORECASE)
 _SHOWS = re.compile(r"^(log|print|write|track|save|init|format|display|plot|show|record|update|report)_")
 _PLAIN = ("dict", "list", "defaultdict", "OrderedDict", "AverageMeter")

@@ -8,8 +8,6 @@ from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import called, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Scope
 
-__all__ = ["READERS", "is_on_cpu", "names_behind", "names_of"]
-
 # what goes through a loader, and gives its batches on
 READERS = frozenset({"tqdm", "enumerate", "iter", "cycle", "infinite", "trange", "track"})
 # makers of tensors on the CPU, functions of one tensor, and methods that move one

@@ -11,8 +11,6 @@ from rankwise.diagnose.lint.analysis.module import Module
 from rankwise.diagnose.lint.analysis.names import called, last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Place, Scope
 
-__all__ = ["read_module"]
-
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _CHOICES = (ast.IfExp, ast.BoolOp)
 _SPAWN = re.compile(r"\b(?:spawn|start_processes)\(\s*(?:fn\s*=\s*)?(\w+)")

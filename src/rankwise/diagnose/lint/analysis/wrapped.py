@@ -10,24 +10,6 @@ from rankwise.diagnose.lint.analysis.module import Module, once, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place
 
-__all__ = [
-    "DDP",
-    "DEVICE_MOVES",
-    "SHARDS",
-    "WRAPPERS",
-    "Wrap",
-    "is_rebound",
-    "known_parallel",
-    "known_prepared",
-    "known_sharded",
-    "known_shards",
-    "known_wraps",
-    "prepared",
-    "sees",
-    "unmoved",
-    "wraps",
-]
-
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DEVICE_MOVES = frozenset({"to", "cuda", "cpu"})
 _OF_ITSELF = DEVICE_MOVES | {"train"}

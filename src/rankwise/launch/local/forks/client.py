@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rankwise.launch.local.pipes import RankPipes
     from rankwise.launch.target import Target
 
-__all__ = ["ForkServer", "names_to_load", "open_server"]
-
 START = "RANKWISE_START"
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "RANKWISE_CORES"})

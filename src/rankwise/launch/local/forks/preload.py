@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankwise.launch.target import Target
 
-__all__ = ["leading_imports", "source_of"]
-
 _TORCH = "torch"
 _BEFORE = frozenset({"numpy"})  # loaded in the script's order, because the order of its shared libraries matters
 _IGNORED = frozenset({"rankwise", *sys.stdlib_module_names})

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from rankwise.launch.local.forks.preload import leading_imports
 
-__all__ = ["ServerProcess", "start_early"]
-
 # reset to their defaults, as for ranks that are started later: signals that `Loop` handles or Python ignores
 _RESET = ("SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGWINCH", "SIGTSTP", "SIGPIPE", "SIGXFSZ")
 

@@ -23,8 +23,6 @@ from typing import Any
 
 from rankwise.launch import child
 
-__all__: list[str] = []
-
 GO = b"g"
 _MAX_BYTES = 1 << 16
 _NUM_FDS = 5

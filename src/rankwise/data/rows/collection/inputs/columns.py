@@ -14,17 +14,6 @@ from rankwise.data.rows.datasets import check_files, load_anndata
 from rankwise.data.store.meta.codecs import is_core
 from rankwise.errors import DataError
 
-__all__ = [
-    "Column",
-    "Kind",
-    "UnitedColumn",
-    "as_text",
-    "columns_of_frame",
-    "masked",
-    "open_columns",
-    "unite_columns",
-]
-
 Kind = Literal["number", "masked", "category", "text"]
 
 

@@ -24,8 +24,6 @@ from rankwise.data.store import load_zarr
 from rankwise.data.store.meta.codecs import is_core
 from rankwise.errors import ConfigError, DataError, RankwiseError
 
-__all__ = ["Input", "open_input"]
-
 _IN_MEMORY = "in memory "
 _VCF_ENDINGS = (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf")
 _BLOCK = 2**16  # names to hash at once

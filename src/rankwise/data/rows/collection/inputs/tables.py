@@ -18,8 +18,6 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["Columnwise", "RowsOfColumns", "Table", "spread_collections", "table_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columnwise:

@@ -1,0 +1,89 @@
+"""Who calls and with what: programs of any kind, many arguments, processes that ranks leave behind."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import rankwise
+
+
+def test_a_process_that_a_rank_has_left_behind_holds_nobody_up(capsys):
+    """A daemon of a single rank keeps its stdout, which is the pipe to a replaced sys.stdout."""
+
+    def leave():
+        print("left")
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+    (pid,) = rankwise.run(leave, num_ranks=1)
+    os.kill(pid, signal.SIGKILL)
+    assert capsys.readouterr().out == "left\n"
+
+
+APPLICATION = """
+    import cProfile, os, sys
+    import rankwise
+
+    class Value:
+        rank = 0
+
+    def make():
+        value = Value()
+        value.rank = int(os.environ["RANK"])
+        print("made", flush=True)
+        return value
+
+    if __name__ == "__main__":
+        values = rankwise.run(make, num_ranks=2, tee="all")
+        with open("values", "w") as file:
+            print([value.rank for value in values], file=file)
+"""
+
+
+@pytest.mark.parametrize("start", ["folder", "archive", "-m cProfile -o profile", "closed"])
+def test_functions_of_a_main_program_of_any_kind(launcher, start):
+    """A folder, an archive, a script that a profiler runs, a script whose standard streams are closed."""
+    script = Path(launcher.script(APPLICATION))
+    words, target = [], script
+    if start == "folder":
+        target = launcher.folder / "app"
+        target.mkdir()
+        script.rename(target / "__main__.py")
+    elif start == "archive":
+        target = launcher.folder / "app.pyz"
+        with zipfile.ZipFile(target, "w") as archive:
+            archive.write(script, "__main__.py")
+    elif start != "closed":
+        words = start.split()
+    command = shlex.join([sys.executable, *words, str(target)]) + (" <&- >&-" if start == "closed" else "")
+    words = ["sh", "-c", f"exec {command}"]
+    done = subprocess.run(words, cwd=launcher.folder, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (launcher.folder / "values").read_text() == "[0, 1]\n"
+
+
+def test_a_rank_that_closes_all_that_it_inherited(tmp_path):
+    """As a daemon does: the value arrives, and no report is written into a file of the rank's own."""
+    own = tmp_path / "own"
+
+    def close():
+        os.closerange(3, 100)
+        own.write_text("")
+        kept = [own.open("r+") for _ in range(20)]
+        sys.modules["kept"] = kept  # until the process ends
+        return len(kept)
+
+    assert rankwise.run(close, num_ranks=1) == [20]
+    assert own.read_text() == ""
+
+
+def test_more_arguments_than_one_message_holds(launcher):
+    """A shell's `*` names thousands of files: the ranks start one by one, and at once."""
+    script = launcher.script("import torch\nimport sys\nprint(len(sys.argv))\n")
+    done = launcher.run("--nproc", 2, script, *(f"a-file-with-a-long-name-{number:05}" for number in range(12_000)))
+    assert (done.returncode, done.stdout) == (0, "12001\n"), done.stderr
