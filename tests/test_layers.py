@@ -272,7 +272,7 @@ def private_imports(path: Path) -> list[str]:
 
 
 def test_names_with_an_underscore_stay_in_their_module(tmp_path):
-    """A name without one is a module's interface: only packages, public modules and modules that pass names on have `__all__`."""
+    """Names without one are a module's interface; `__all__` stands in packages, and where other names are passed on."""
     assert {path: names for path in FILES if (names := private_imports(path))} == {}
     file = tmp_path / "planted.py"
     file.write_text("from rankwise import _files\nfrom rankwise.world import World, _hidden\n")
