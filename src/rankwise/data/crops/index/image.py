@@ -188,8 +188,8 @@ class Take:
             raise ConfigError(f'pad must be "fill", "edge", "reflect" or None, got {self.pad!r}')
         if self.shape is not None:
             object.__setattr__(self, "shape", plain_extents("shape", self.shape))
-        if self.shape is not None and not all(extent is not None and extent >= 1 for extent in self.shape):
-            raise ConfigError(f"a shape needs extents of at least 1, got {list(self.shape)}")
+            if not all(extent is not None and extent >= 1 for extent in self.shape):
+                raise ConfigError(f"a shape needs extents of at least 1, got {list(self.shape)}")
         if self.level is not None:
             object.__setattr__(self, "level", int(self.level))
         object.__setattr__(self, "channel", plain_channel(self.channel))
