@@ -24,7 +24,7 @@ from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.reader import SkipBudget, StepReader, share_place
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, check_transform, counted_samples
-from rankwise.data.feed.workers import (
+from rankwise.data.feed.workers.iterable import (
     SentBatch,
     check_sendable,
     host_device,

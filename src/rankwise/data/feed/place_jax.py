@@ -42,18 +42,6 @@ class ShardRows:
         return make(_for_axes(self.sharding, local.ndim), local, shape)
 
 
-def shard_rows(sharding: Any, order: Order, *, world_size: int, micro_batch: int | None) -> ShardRows:
-    """Return how the batches of an order are laid out in arrays with a sharding.
-
-    Raises:
-        ConfigError: the sharding does not give each process an equal part of the first axis.
-    """
-    local = _local_parts(sharding, world_size)
-    most = math.ceil(order.batch_size / world_size)
-    most = most if micro_batch is None else min(most, micro_batch)
-    return ShardRows(sharding=sharding, num_rows=math.ceil(most / local) * local, world_size=world_size)
-
-
 def shard_full_batches(sharding: Any, *, batch_size: int, rank: int, world_size: int) -> ShardRows:
     """Return the layout in arrays with a sharding, for batches that are full on every rank.
 
@@ -170,7 +158,11 @@ def make_jax_placer(
             "(RowSource(..., dense=True) or genes=[...]), leave it out with fields=, or remove sharding= and get "
             "each rank's rows as a BCSR matrix"
         )
-    return JaxPlacer(shard_rows(target, order, world_size=world_size, micro_batch=micro_batch))
+    local = _local_parts(target, world_size)
+    most = math.ceil(order.batch_size / world_size)
+    most = most if micro_batch is None else min(most, micro_batch)
+    num_rows = math.ceil(most / local) * local
+    return JaxPlacer(ShardRows(sharding=target, num_rows=num_rows, world_size=world_size))
 
 
 class JaxPlacer(Placer):

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from rankwise._process.loader_worker import current_worker
 from rankwise._process.place import Place, announced_place
 from rankwise.data.feed.place_jax import is_jax_target
-from rankwise.errors import ConfigError, MissingExtraError
+from rankwise.errors import MissingExtraError
 
 if TYPE_CHECKING:
     import jax
@@ -27,28 +26,6 @@ class RankPlace:
     rank: int
     world_size: int
     device: str | torch.device | jax.sharding.Sharding | None
-
-
-def check_ranks(rank: int, world_size: int) -> None:
-    """Refuse to share out steps in a process group other than the one that the loader was made for.
-
-    Args:
-        rank: of the loader, from `World.current()` when it was made.
-        world_size: number of ranks at that time.
-
-    Raises:
-        ConfigError: rank or number of ranks has changed.
-    """
-    from rankwise.world.adopt import known_world
-
-    world = None if current_worker() is not None else known_world()  # workers serve the rank that started them
-    if world is not None and (world.rank, world.world_size) != (rank, world_size):
-        raise ConfigError(
-            f"this loader was made for rank {rank} of {world_size}, but this process is rank {world.rank} of "
-            f"{world.world_size} of a process group that was made later: samples would be read twice or never. Create "
-            "the loader after the group (inside `with rankwise.bind()`, after init_process_group, in "
-            "Lightning's train_dataloader()); to keep it as it is pass world=, such as World.single()"
-        )
 
 
 def find_place(world: World | None, device: str | torch.device | jax.sharding.Sharding | None) -> RankPlace:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.store.meta import ArrayMeta, ChunkCodec, read_meta
-from rankwise.data.store.meta.arrays import array_of
 from rankwise.data.store.meta.nodes import Node, node_of, v2_node
+from rankwise.data.store.meta.parser import array_of
 
 if TYPE_CHECKING:
     import zarr

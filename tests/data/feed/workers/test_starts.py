@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise._process.loader_worker import LoaderWorker
-from rankwise.data.feed.workers import PassStarts, order_code
-from rankwise.data.feed.workers.starts import _attach
+from rankwise.data.feed.workers.starts import PassStarts, _attach, order_code
 
 ORDER = order_code("an order")
 

@@ -11,8 +11,7 @@ from operator import itemgetter
 from queue import SimpleQueue
 
 from rankwise.data.store.catalogue.lookup import Catalogue
-from rankwise.data.store.catalogue.recorder import RecordingNodes
-from rankwise.data.store.catalogue.table import Table
+from rankwise.data.store.catalogue.table import RecordingNodes, Table
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Self
 
 from rankwise._files import write_whole
-from rankwise.data.store.catalogue.recorder import check_stores
-from rankwise.data.store.catalogue.table import Table, pack_table, unpack_table
-from rankwise.data.store.meta.arrays import array_of
+from rankwise.data.store.catalogue.table import Table, check_stores, pack_table, unpack_table
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, natural_order, node_of, v2_node
+from rankwise.data.store.meta.parser import array_of
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.discovery import ImageRef
 from rankwise.errors import DataError

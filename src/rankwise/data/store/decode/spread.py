@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.store.decode.dense_rows import OUTSIDE, UNSURE
+from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
 from rankwise.data.store.decode.machine import elements, external, falls_of, get, inlined, stream_bytes, types
 from rankwise.data.store.decode.planes import PlaneLoop
 from rankwise.data.store.decode.symbols import PREFIX
@@ -46,7 +46,7 @@ def _searched_elements(  # noqa: PLR0917
         place = wanted if places == 0 else _long(moved[wanted])
         if place < width:
             if given[place] != 0:
-                mark |= UNSURE
+                mark |= TWICE
             given[place] = taken[at]
     return mark
 
@@ -78,7 +78,7 @@ def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
     """Return the loop for elements, columns and places of types like `numpy.uint32`.
 
     Its arguments are those of a plane with other meanings: addresses of the elements, the dense row and the columns;
-    number of elements; 1 for a whole row, 0 for a piece; the job. It returns `OUTSIDE` and `UNSURE`.
+    number of elements; 1 for a whole row, 0 for a piece; the job. It returns `OUTSIDE` and `TWICE`.
 
     A whole row is assembled in memory that stays in the caches, is zero otherwise, and has one extra place for dropped
     columns; then it is written past the caches. A piece is written to its row directly, which must be zero.
@@ -92,7 +92,7 @@ def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
         taken, named, moved = elements(values, element), elements(columns, column), elements(places, place)
         given = elements(blank if whole != 0 else row, element)
         if rising(columns, count, get(job, _NUM_COLS)) == 0:
-            mark = _searched_elements(taken, given, named, moved, count, job) | (0 if whole != 0 else UNSURE)
+            mark = _searched_elements(taken, given, named, moved, count, job) | (0 if whole != 0 else TWICE)
         elif places == 0:
             for at in range(count):
                 given[named[at]] = taken[at]

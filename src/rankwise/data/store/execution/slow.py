@@ -18,9 +18,10 @@ from rankwise.data.store.adoption import AdoptedArrays
 from rankwise.data.store.boxes import converted
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.plan_cache import PlanCache
-from rankwise.data.store.files import ArrayCheck, is_temporary, local_identity, retry_failed
+from rankwise.data.store.files.facts import ArrayCheck, is_temporary, retry_failed
+from rankwise.data.store.files.handles import local_identity
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.stats import ReaderStats
 from rankwise.data.store.zarr_python import plain_codecs
