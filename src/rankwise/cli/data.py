@@ -152,7 +152,7 @@ def index_command(
 
     Exit codes: 0 written, 1 entries could not be read (without --skip-bad) or none was found, 2 wrong usage.
     """
-    from rankwise.data.store.catalogue.builder import build_catalogue
+    from rankwise.data.store.catalogue.lookup import build_catalogue
 
     with _progress() as show:
         catalogue = build_catalogue(uris, workers=workers, progress=show)

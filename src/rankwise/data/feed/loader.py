@@ -16,12 +16,11 @@ from rankwise.data.feed.batch import FeedBatch, LoaderStats, MicroBatches, ReadB
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.feed.options import FeedOptions, refuse_unknown, warn_small_cache, window_depth
+from rankwise.data.feed.options import FeedOptions, find_place, refuse_unknown, warn_small_cache, window_depth
 from rankwise.data.feed.passes import Passes, Running
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
-from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.reader import SkipBudget, StepReader, share_place
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, check_transform, counted_samples
 from rankwise.data.feed.workers.iterable import (

@@ -46,8 +46,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rankwise.data.store.catalogue.builder import build_catalogue
-    from rankwise.data.store.catalogue.lookup import Catalogue
+    from rankwise.data.store.catalogue.lookup import Catalogue, build_catalogue
     from rankwise.data.store.ngff.discovery import iter_images
     from rankwise.data.store.ngff.images import open_image
     from rankwise.data.store.ngff.plates import open_plate
@@ -56,7 +55,7 @@ else:
         __name__,
         {
             "Catalogue": "rankwise.data.store.catalogue.lookup",
-            "build_catalogue": "rankwise.data.store.catalogue.builder",
+            "build_catalogue": "rankwise.data.store.catalogue.lookup",
             "iter_images": "rankwise.data.store.ngff.discovery",
             "open_image": "rankwise.data.store.ngff.images",
             "open_plate": "rankwise.data.store.ngff.plates",

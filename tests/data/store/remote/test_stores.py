@@ -7,8 +7,7 @@ import obstore
 import pytest
 
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteRange, TransferError, memory_store
-from rankwise.data.store.remote.options import locate
-from rankwise.data.store.remote.stores import open_store
+from rankwise.data.store.remote.options import locate, open_store
 from rankwise.errors import MissingExtraError
 from rankwise.testing.faults import fork_while_held
 

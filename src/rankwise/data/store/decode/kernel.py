@@ -125,7 +125,7 @@ class KernelDecoder:
 
     def _spread_loop(self, size: int, column: DType, place: DType) -> int:
         def make() -> PlaneLoop:
-            from rankwise.data.store.decode.spread import spread_loop
+            from rankwise.data.store.decode.planes import spread_loop
 
             return spread_loop(*(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name)))
 

@@ -75,7 +75,7 @@ class ZarrView(Store):
         """
         raise ValueError(f"{self} was opened for reading: {key!s:.200} was neither written nor deleted")
 
-    set = set_partial_values = delete  # the second of them for older versions of zarr-python
+    set = set_partial_values = delete  # type: ignore[assignment]  # the second for older versions of zarr-python
 
     async def list(self) -> AsyncIterator[str]:
         """Yield all keys."""
