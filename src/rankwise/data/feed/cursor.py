@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -19,7 +20,7 @@ from rankwise.data.contract import (
     shares,
     whole_speeds,
 )
-from rankwise.data.feed.workers.starts import PassStarts, order_code
+from rankwise.data.feed.workers.starts import PassStarts
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Cursor:
 
     def _coded(self) -> int:
         """Return a number that identifies order and speeds; see `PassStarts`."""
-        return order_code(self.order.recipe + ("" if self.speeds is None else str(self.speeds)))
+        return zlib.crc32((self.order.recipe + ("" if self.speeds is None else str(self.speeds))).encode())
 
     def check_ranks(self) -> None:
         """Refuse to share out steps in a process group other than the one that the loader was made for.

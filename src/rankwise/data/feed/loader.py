@@ -26,7 +26,6 @@ from rankwise.data.feed.transform import BatchTransform, SampleTransform, check_
 from rankwise.data.feed.workers.iterable import (
     SentBatch,
     check_sendable,
-    host_device,
     raising,
     sent_fields,
     warn_in_memory,
@@ -203,7 +202,7 @@ class FeedLoader(CursorLoader):
             # objects copied by the fork have threads and locks that do not exist here: keep them alive, never use them
             self._brought = {name: value for name, value in self.__dict__.items() if name in _OF_A_PROCESS}
             self.__dict__ |= _begun_anew()
-            self._placer = make_placer(host_device(self._device))
+            self._placer = make_placer(None if self._device is None else "cpu")
             self._budget = self._budget.shared(self._cursor.starts.count_damaged)
             self._across_epochs = False
             warn_in_memory(self._device, rank=self._cursor.rank, worker=worker)

@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.data.contract import FieldSpec, IntArray, NDArray, Order, Share
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.pool import allocate_bytes
-from rankwise.data.feed.place import Placed, Placer
+from rankwise.data.feed.place import DENSE, Placed, Placer
 from rankwise.errors import ConfigError, MissingExtraError
 
 
@@ -112,7 +112,6 @@ def _for_axes(sharding: Any, num_axes: int) -> Any:
 
 
 _LOG = logging.getLogger("rankwise.feed")
-_NONE: Mapping[str, int] = {}
 _said: set[str] = set()
 _MOST_STEPS = 4  # number of sparse batch sizes between two powers of two
 
@@ -175,7 +174,7 @@ class JaxPlacer(Placer):
     def __init__(self, rows: ShardRows | None) -> None:
         self._rows = rows
 
-    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _NONE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = DENSE) -> Placed:
         """Return the fields of a buffer as JAX arrays, a sparse one as a BCSR matrix."""
         fields = {}
         for name in names:

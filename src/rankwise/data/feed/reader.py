@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -45,7 +46,7 @@ class SkipBudget:
     """
 
     def __init__(self, on_bad_sample: OnBadSample) -> None:
-        number = isinstance(on_bad_sample, int) and not isinstance(on_bad_sample, bool)
+        number = isinstance(on_bad_sample, Integral) and not isinstance(on_bad_sample, bool)
         if not (on_bad_sample == "raise" or (number and int(on_bad_sample) >= 0)):
             raise ConfigError(
                 f'on_bad_sample must be "raise" or how many damaged samples may be skipped, got {on_bad_sample!r}'
@@ -215,7 +216,8 @@ class StepReader:
         started, batches = time.perf_counter(), list[ReadBatch]()
         try:
             for reading in readings:
-                found = reading.read(self._acquire if self._transform is None else self._use_scratch)
+                # samples on their way through a transform: one batch after another uses the same buffer
+                found = reading.read(self._acquire if self._transform is None else lambda: self._scratch)
                 if found is None:
                     return None
                 if (found[0].errors or self._transform is not None) and not is_asked():
@@ -280,10 +282,6 @@ class StepReader:
     def _acquire_stage(self) -> HostBuffer | None:
         lease = self._stage_leases.acquire(_NUM_STAGES)
         return None if lease is None else HostBuffer(self._stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT)
-
-    def _use_scratch(self) -> HostBuffer:
-        """Return the buffer for samples on their way through a transform; one batch after another uses it."""
-        return self._scratch
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: HostBuffer) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""

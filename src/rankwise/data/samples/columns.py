@@ -182,19 +182,12 @@ class StoredColumn:
             found[error.box] = _sample_error(int(ids[error.box]), error)
         if self._missing == "error":
             for box in np.flatnonzero(report.missing_boxes).tolist():
-                found.setdefault(box, _sample_error(int(ids[box]), self._incomplete(box, plan)))
+                missing = DataError(
+                    f"{describe_missing(plan, box)} and would be read as the fill value: copy the whole store or allow "
+                    "this by missing='fill'"
+                )
+                found.setdefault(box, _sample_error(int(ids[box]), BoxError(box=box, place=self.place, error=missing)))
         return found
-
-    def _incomplete(self, box: int, plan: BoxPlan) -> BoxError:
-        """Return an error that names a chunk which a row lacks, as far as planning knew."""
-        return BoxError(
-            box=box,
-            place=self.place,
-            error=DataError(
-                f"{describe_missing(plan, box)} and would be read as the fill value: copy the whole store or allow "
-                "this by missing='fill'"
-            ),
-        )
 
 
 Column: TypeAlias = MemoryColumn | StoredColumn

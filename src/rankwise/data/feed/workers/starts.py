@@ -8,7 +8,6 @@ import os
 import struct
 import tempfile
 import weakref
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -27,11 +26,6 @@ _AT_PASSES = _AT_COUNTS + _COUNTS.size
 _NUM_BYTES = _AT_PASSES + _MOST_PASSES * _PASS.size
 
 
-def order_code(recipe: str) -> int:
-    """Return a number that identifies an order."""
-    return zlib.crc32(recipe.encode())
-
-
 class PassPosition(NamedTuple):
     """A position of a loader, as published or as where a pass begins.
 
@@ -39,7 +33,7 @@ class PassPosition(NamedTuple):
         serial: how often a position was published.
         epoch: of the next step.
         position: samples of this epoch that are done.
-        order: `order_code` of the order.
+        order: a number that identifies the order and the speeds.
     """
 
     serial: int
@@ -66,7 +60,7 @@ class PassStarts:
     Args:
         epoch: where the loader stands.
         position: likewise.
-        order: `order_code` of its order.
+        order: a number that identifies its order and speeds.
 
     Attributes:
         is_private: whether no other process can see the memory, and no pass has begun.

@@ -18,10 +18,10 @@ import numpy as np
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import DType
 from rankwise.data.store.meta.codecs import (
+    CORE,
     Coding,
     UnreadableError,
     UnsupportedError,
-    core_dtype,
     fill_scalar,
     index_layout,
     is_core,
@@ -163,7 +163,10 @@ def _strict_v3(document: Mapping[str, Any]) -> InterpretedArray:
     if document.get("storage_transformers") not in (None, []):
         raise UnsupportedError("storage transformers")
     shape = positive_ints(document.get("shape"), "shape", least=0)
-    dtype = core_dtype(document.get("data_type"))
+    name = document.get("data_type")
+    if type(name) is not str or name not in CORE:
+        raise UnsupportedError(f"dtype {name!r}")
+    dtype = CORE[name]
     grid = _grid(document.get("chunk_grid"), len(shape))
     fill_value = fill_scalar(dtype, document["fill_value"], zarr_format=3)
     return InterpretedArray(shape, grid, grid, dtype, fill_value, _key_encoding(document.get("chunk_key_encoding")))

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from numbers import Integral, Real
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -56,22 +57,23 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_read_bytes"):
-            self._refuse(name, at_least=1)
+            self._settle(name, at_least=1)
         for name in ("retries", "coalesce_gap_bytes", "backoff_s", "max_backoff_s"):
-            self._refuse(name, at_least=0)
+            self._settle(name, at_least=0)
         for name in ("timeout_s", "connect_timeout_s", "retry_deadline_s"):
-            self._refuse(name, at_least=0.001)
+            self._settle(name, at_least=0.001)
         if not isinstance(self.store, Mapping) or not all(isinstance(name, str) for name in self.store):
             raise ConfigError(
                 'RemoteOptions.store must be a mapping from names to values, such as {"region": "eu-west-1"}'
             )
 
-    def _refuse(self, name: str, *, at_least: float) -> None:
+    def _settle(self, name: str, *, at_least: float) -> None:
         value = getattr(self, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= at_least:
+        if not isinstance(value, Real) or isinstance(value, bool) or not float(value) >= at_least:
             raise ConfigError(f"RemoteOptions.{name} must be a number >= {at_least}; got {value!r}")
-        if isinstance(at_least, int) and not name.endswith("_s") and not isinstance(value, int):
+        if not name.endswith("_s") and not isinstance(value, Integral):
             raise ConfigError(f"RemoteOptions.{name} must be an integer; got {value!r}")
+        object.__setattr__(self, name, float(value) if name.endswith("_s") else round(value))  # not NumPy's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
