@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import BoolArray, DType, NDArray
-from rankwise.data.store.adoption import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.decode.dense_rows import Spread
 from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import warn_arrays
 from rankwise.data.store.execution.reads import read_plans, spread_rows
+from rankwise.data.store.execution.slow import AdoptedArrays
 from rankwise.data.store.execution.threads import reading_threads
 from rankwise.data.store.files.handles import local_size
 from rankwise.data.store.meta import ArrayMeta

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray
-from rankwise.data.store.adoption import AdoptedArrays
 from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode.choice import choose_decoder
 from rankwise.data.store.decode.decoder import Decoder, Scratch
 from rankwise.data.store.decode.kernel import is_castable
 from rankwise.data.store.execution.plan_cache import PlanCache
-from rankwise.data.store.execution.slow import SlowArrays
+from rankwise.data.store.execution.slow import AdoptedArrays, SlowArrays
 from rankwise.data.store.execution.threads import WorkCrew
 from rankwise.data.store.files.facts import FactsCache
 from rankwise.data.store.files.handles import HandleCache
