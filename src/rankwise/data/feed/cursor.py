@@ -139,9 +139,7 @@ class Cursor:
         return zlib.crc32((self.order.recipe + ("" if self.speeds is None else str(self.speeds))).encode())
 
     def check_ranks(self) -> None:
-        """Refuse to share out steps in a process group other than the one that the loader was made for.
-
-        Called when an iteration begins.
+        """Refuse, when an iteration begins, a process group other than the one that the loader was made for.
 
         Raises:
             ConfigError: rank or world size has changed.

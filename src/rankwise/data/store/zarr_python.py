@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,16 +9,25 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
+from rankwise._process.forks import renew_in_children
 from rankwise.errors import MissingExtraError, needs_extra
 
 _KEY = "codec_pipeline.path"
 _PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
-# Each holder restores the configuration that it found, so overlapping ones would restore each other's.
-_config_lock = RLock()
-if hasattr(os, "register_at_fork"):  # another thread may hold it during a fork
-    os.register_at_fork(after_in_child=_config_lock._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
+class _ConfigLock:
+    """A lock: each holder restores the configuration it found, so overlapping ones would restore each other's."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        self.lock = RLock()
+
+
+_config_lock = _ConfigLock()
 
 
 @contextmanager
@@ -27,12 +35,12 @@ def plain_codecs(zarr: Any) -> Iterator[None]:
     """Let arrays opened inside use zarr-python's own codecs: another pipeline may not support them."""
     # Checked under the lock: otherwise another thread's temporary setting would look like the program's own choice, and
     # be restored while arrays are opened here.
-    with _config_lock:
+    with _config_lock.lock:
         is_plain = zarr.config.get(_KEY) == _PLAIN
     if is_plain:  # nothing is changed then, so no thread has to wait
         yield
         return
-    with _config_lock, zarr.config.set({_KEY: _PLAIN}):
+    with _config_lock.lock, zarr.config.set({_KEY: _PLAIN}):
         yield
 
 
