@@ -60,7 +60,7 @@ class Caps:
         for name in ("max_gpu_memory_bytes", "max_host_memory_bytes"):
             value = getattr(self, name)
             if value is not None and whole_number(name, value) < 1:
-                raise InvalidArgument(f"{name} must be at least 1, or None for no cap; got {value!r}")
+                raise InvalidArgument(f"{name} must be an integer of at least 1, or None for no cap; got {value!r}")
 
     @property
     def device_bytes(self) -> int | None:
