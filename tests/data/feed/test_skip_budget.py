@@ -204,9 +204,3 @@ def test_a_budget_is_a_number_or_raise(wrong):
     """Anything else is refused when the loader is made."""
     with pytest.raises(ConfigError, match='on_bad_sample must be "raise" or how many'):
         loader(Damaged(9, ()), on_bad_sample=wrong)
-
-
-def test_a_number_of_numpy_is_a_budget():
-    """It counts as the same number does."""
-    ((batch,),) = loader(Damaged(9, {3}), on_bad_sample=np.int64(1))
-    assert batch.count == 8

@@ -13,7 +13,6 @@ from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
 from rankwise.data.crops.fields import field_specs, sample_bytes
-from rankwise.data.crops.sample import whole_number
 
 _LEAST_SLOTS = 2  # one is filled while the other is in use
 _WIDEST = np.dtype(np.float64)  # of all real elements; the arrays' dtypes are not known yet
@@ -59,7 +58,7 @@ class Caps:
     def __post_init__(self) -> None:
         for name in ("max_gpu_memory_bytes", "max_host_memory_bytes"):
             value = getattr(self, name)
-            if value is not None and whole_number(name, value) < 1:
+            if value is not None and (not isinstance(value, int) or value < 1):
                 raise InvalidArgument(f"{name} must be an integer of at least 1, or None for no cap; got {value!r}")
 
     @property

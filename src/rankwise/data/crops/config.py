@@ -18,7 +18,6 @@ from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, Normalise, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype, whole_number
 from rankwise.data.feed import BatchTransform, Transform
-from rankwise.data.feed.reader import SkipBudget
 from rankwise.data.feed.transform import check_transform
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.remote import RemoteOptions
@@ -334,9 +333,12 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
 
 
 def _check_choices(config: Config) -> None:
-    timeout = config.pop_timeout_s
+    skips, timeout = config.on_bad_sample, config.pop_timeout_s
+    if skips != "raise" and (isinstance(skips, bool) or not isinstance(skips, int) or skips < 0):
+        raise InvalidArgument(
+            f'on_bad_sample must be "raise" or a number of samples to skip, at least 0; got {skips!r}'
+        )
     try:
-        SkipBudget(config.on_bad_sample)  # raises for anything else
         check_transform("transform", "transform(fields, key)", config.transform)
         check_transform("batch_transform", "batch_transform(fields, keys)", config.batch_transform)
     except ConfigError as error:

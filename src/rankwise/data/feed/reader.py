@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -46,7 +45,7 @@ class SkipBudget:
     """
 
     def __init__(self, on_bad_sample: OnBadSample) -> None:
-        number = isinstance(on_bad_sample, Integral) and not isinstance(on_bad_sample, bool)
+        number = isinstance(on_bad_sample, int) and not isinstance(on_bad_sample, bool)
         if not (on_bad_sample == "raise" or (number and int(on_bad_sample) >= 0)):
             raise ConfigError(
                 f'on_bad_sample must be "raise" or how many damaged samples may be skipped, got {on_bad_sample!r}'
