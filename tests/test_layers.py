@@ -170,7 +170,7 @@ def test_a_crossed_edge_is_caught(tmp_path):
     file = tmp_path / "planted.py"
     file.write_text(
         "def f():\n    from rankwise.data.store.ngff.images import Image\n    from rankwise.world import World\n"
-        "from rankwise.data.store.files import local_identity\nfrom rankwise.errors import DataError\n"
+        "from rankwise.data.store.files.handles import local_identity\nfrom rankwise.errors import DataError\n"
     )
     found = crossed(file, "rankwise.data.store.meta.planted")
     assert [problem.split(" imports ")[1].split(",")[0] for problem in found] == [

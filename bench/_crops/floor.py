@@ -21,7 +21,8 @@ class Floor(Reader):
     """Decodes and casts what our own reader would, on the same threads, without reading and planning."""
 
     def __init__(self, task: Task) -> None:
-        from rankwise.data.store.decode import Scratch, choose_decoder
+        from rankwise.data.store.decode.choice import choose_decoder
+        from rankwise.data.store.decode.decoder import Scratch
 
         self._plans = Rankwise(task)
         self._decoder, why = choose_decoder()
@@ -64,7 +65,7 @@ class Floor(Reader):
 
 def _tasks(plan: Any, out: np.ndarray) -> tuple[Any, np.ndarray]:
     """Return decoding tasks for a plan, and the memory that their encoded bytes lie in."""
-    from rankwise.data.store.decode import ChunkTasks
+    from rankwise.data.store.decode.tasks import ChunkTasks
 
     chunks, targets, arrays = plan.chunks, plan.targets, plan.request.arrays
     if (chunks.offset < 0).any():

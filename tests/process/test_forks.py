@@ -61,7 +61,7 @@ def test_children_renew_and_parents_do_not():
 LOADING = """
 import os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")
-from rankwise.data.store.decode import choose_decoder
+from rankwise.data.store.decode.choice import choose_decoder
 from rankwise._process.forks import forks_wait
 loading = threading.Thread(target=choose_decoder)
 loading.start()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from rankwise.data.contract import DType
-    from rankwise.data.store.catalogue import Catalogue
+    from rankwise.data.store.catalogue.lookup import Catalogue
     from rankwise.data.store.meta import ArrayMeta
 
 data_commands = typer.Typer(
@@ -152,7 +152,7 @@ def index_command(
 
     Exit codes: 0 written, 1 entries could not be read (without --skip-bad) or none was found, 2 wrong usage.
     """
-    from rankwise.data.store.catalogue import build_catalogue
+    from rankwise.data.store.catalogue.lookup import build_catalogue
 
     with _progress() as show:
         catalogue = build_catalogue(uris, workers=workers, progress=show)

@@ -108,7 +108,7 @@ def test_orders_that_adopt_nothing_are_compared():
 
 
 def test_ranks_and_micro_batches_are_checked_at_once():
-    """A rank outside the world, a micro-batch below one and something that is no order are errors of construction."""
+    """A rank outside the world and a micro-batch below one are errors of construction."""
     with pytest.raises(ConfigError, match="rank 2 of 2"):
         loader_of(rank=2, world_size=2)
     with pytest.raises(ConfigError, match="at least 1; got 0"):
@@ -116,8 +116,6 @@ def test_ranks_and_micro_batches_are_checked_at_once():
     with pytest.raises(ConfigError, match=r"a whole number of at least 1; got 16\.0"):
         loader_of(micro_batch=32 / 2)
     assert len(list(loader_of(micro_batch=np.int64(3)))) == len(list(loader_of()))
-    with pytest.raises(ConfigError, match=r"must be a rankwise\.Order"):
-        loader_of(order=[1, 2])
 
 
 def test_an_order_of_other_data_is_refused():

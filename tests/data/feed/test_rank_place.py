@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from rankwise.data.feed.options import RankPlace, find_place
 from rankwise.data.feed.place_jax import is_jax_target
-from rankwise.data.feed.rank_place import RankPlace, find_place
 from rankwise.errors import MissingExtraError
 from rankwise.world import adopt
 

@@ -3,7 +3,7 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec
-from rankwise.data.order.layout import Facts, choose_lanes, choose_window, whole
+from rankwise.data.order.layout import Facts, choose_window, whole
 from rankwise.errors import ConfigError
 from rankwise.testing.stores.free_plans import FreeSource
 
@@ -48,9 +48,8 @@ def test_no_samples_is_an_error(samples):
 
 def test_lanes_and_window_follow_metadata():
     """Lanes: min(64, batch, chunks). Window: 128 MiB over all lanes, at least 1, at most all chunks, 16 if unknown."""
-    assert choose_lanes(batch_size=1000, num_chunks=1000) == 64
-    assert choose_lanes(batch_size=10, num_chunks=1000) == 10
-    assert choose_lanes(batch_size=1000, num_chunks=7) == 7
+    for num_samples, batch_size, lanes in ((16_000, 1000, 64), (16_000, 10, 10), (112, 100, 7)):
+        assert Order(num_samples, batch_size=batch_size, chunk_samples=16).grid.lanes == lanes
     common = {"lanes": 64, "chunk_samples": 16, "num_chunks": 10_000}
     assert choose_window(chunk_bytes=1 << 20, **common) == 2
     assert choose_window(chunk_bytes=1 << 18, **common) == 8

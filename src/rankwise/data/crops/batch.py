@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX
 from rankwise.data.crops.sample import Sample
+from rankwise.data.feed.batch import NamedFields
 from rankwise.data.feed.memory.lease import Done, done_of
 from rankwise.errors import ConfigError
 
@@ -36,7 +37,7 @@ class BatchInfo:
     batch_id: int
 
 
-class Batch:
+class Batch(NamedFields):
     """Crops of some samples. Made by `Pipeline`; row i is the i-th sample of `samples`.
 
     ``batch["image"]`` is a field on the device, batch axis first; ``torch.from_dlpack(batch)``, ``np.from_dlpack`` and
@@ -123,32 +124,10 @@ class Batch:
         Raises:
             InvalidArgument: the configuration has neither ``pad=`` nor ``mask=True``, or the batch was released.
         """
-        fields = self._alive()
+        fields = self.fields
         if self._main + MASK_SUFFIX not in fields:
             raise InvalidArgument("there is no mask: set pad= or mask=True in the configuration")
         return fields[self._main + MASK_SUFFIX]
-
-    def __getitem__(self, field: str) -> Any:
-        """Return a field, batch axis first: a tensor on the device, or a NumPy array.
-
-        Raises:
-            InvalidArgument: the batch was released.
-            KeyError: there is no such field.
-        """
-        fields = self._alive()
-        if field not in fields:
-            raise KeyError(f"the batch has no field {field!r}; it has {', '.join(map(repr, fields))}")
-        return fields[field]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._alive())
-
-    def __contains__(self, field: object) -> bool:
-        return field in self._alive()
-
-    def keys(self) -> tuple[str, ...]:
-        """Return the names of the fields."""
-        return tuple(self._alive())
 
     def __dlpack__(
         self,
@@ -214,13 +193,13 @@ class Batch:
         finally:
             self._fields = None
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields by name.
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def _alive(self) -> dict[str, Any]:
+        Raises:
+            InvalidArgument: the batch was released.
+        """
         if self._fields is None:
             raise InvalidArgument(
                 f"batch {self.batch_id} was released, and its memory may hold other samples now: copy what you need "
@@ -229,7 +208,7 @@ class Batch:
         return self._fields
 
     def _crops(self) -> Any:
-        fields = self._alive()
+        fields = self.fields
         if self._main not in fields:
             raise InvalidArgument(
                 f"transform= dropped the field {self._main!r}, which represents the batch: access another field by name"

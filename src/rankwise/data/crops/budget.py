@@ -166,15 +166,6 @@ def stream_budget(config: Config, caps: Caps) -> Budget:
     return budget
 
 
-def too_large(num_bytes: int, limit_bytes: int) -> BudgetExceeded:
-    """Return the error for a batch that turns out larger than its buffer may be."""
-    return BudgetExceeded(
-        f"a batch needs at least {num_bytes} bytes, but a batch buffer may use {limit_bytes}: raise "
-        "max_gpu_memory_bytes (or max_host_memory_bytes), or lower samples_per_batch; transform= may have made "
-        "them larger"
-    )
-
-
 def _size(num_bytes: int) -> str:
     if num_bytes < 2**20:
         return f"{num_bytes} bytes"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.store.files import system_file_limit, warn_few_handles
+from rankwise.data.store.files.handles import system_file_limit, warn_few_handles
 from rankwise.errors import MissingExtraError
 from rankwise.launch.hardware import num_usable_cores, read_topology
 

@@ -66,8 +66,6 @@ class TryAgain(DamacyError):  # noqa: N818  (the name that users know; so for th
 class InvalidArgument(DamacyError, ConfigError):  # noqa: N818
     """A configuration, device or box that cannot work."""
 
-    status = Status.INVALID
-
 
 class InvalidSample(InvalidArgument, SampleError):  # noqa: N818
     """A sample that does not fit its array or the configuration: a box that extends beyond it, or of another shape."""

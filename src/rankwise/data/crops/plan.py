@@ -13,7 +13,7 @@ from rankwise.data.contract import BatchBuffer, BoolArray, FieldSpec, IntArray, 
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, StorageError, sample_error
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, column_specs, field_specs, unreadable
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest
-from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 

@@ -198,20 +198,9 @@ class Dtype(enum.IntEnum):
 
 DtypeLike: TypeAlias = Dtype | str | int | np.dtype[Any] | type
 
-_NUMPY = {
-    Dtype.F32: "float32",
-    Dtype.F16: "float16",
-    Dtype.F64: "float64",
-    Dtype.U8: "uint8",
-    Dtype.U16: "uint16",
-    Dtype.U32: "uint32",
-    Dtype.U64: "uint64",
-    Dtype.I8: "int8",
-    Dtype.I16: "int16",
-    Dtype.I32: "int32",
-    Dtype.I64: "int64",
-    Dtype.BOOL: "bool",
-}
+_KINDS = {"F": "float", "U": "uint", "I": "int"}
+_NUMPY = {dtype: _KINDS[dtype.name[0]] + dtype.name[1:] for dtype in Dtype if dtype.name[0] in _KINDS}
+_NUMPY[Dtype.BOOL] = "bool"
 _BY_NAME = {
     **{dtype.name.lower(): dtype for dtype in Dtype},
     **{name: dtype for dtype, name in _NUMPY.items()},

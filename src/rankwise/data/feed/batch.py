@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -71,7 +72,52 @@ class ShareView:
         )
 
 
-class FeedBatch(ShareView):
+class NamedFields(ABC):
+    """Fields by name, until they are released. A context manager that releases them."""
+
+    _fields: dict[str, Any] | None
+
+    @property
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """The fields; raises an error if they were released."""
+
+    @abstractmethod
+    def release(self, event: Any = None) -> None:
+        """Give the memory back."""
+
+    def __getitem__(self, field: str) -> Any:
+        """Return a field, batch axis first.
+
+        Raises:
+            ConfigError: the batch was released.
+            KeyError: there is no such field.
+        """
+        fields = self._fields
+        if fields is None:
+            fields = self.fields  # raises ConfigError if released
+        if field not in fields:
+            raise KeyError(f"the batch has no field {field!r}; it has {', '.join(map(repr, fields))}")
+        return fields[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __contains__(self, field: object) -> bool:
+        return field in self.fields
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the fields; so ``model(**batch)`` passes them all."""
+        return tuple(self.fields)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class FeedBatch(NamedFields, ShareView):
     """Implements `Batch`. Made by `FeedLoader`.
 
     ``batch["image"]`` is a field, batch axis first. A ragged field is a CSR matrix: ``torch.sparse_csr``, or SciPy's
@@ -120,30 +166,6 @@ class FeedBatch(ShareView):
                 "that is not released stays valid"
             )
         return self._fields
-
-    def __getitem__(self, field: str) -> Any:
-        """Return a field, batch axis first.
-
-        Raises:
-            ConfigError: the batch was released.
-            KeyError: there is no such field.
-        """
-        fields = self._fields
-        if fields is None:
-            fields = self.fields  # raises ConfigError if released
-        if field not in fields:
-            raise KeyError(f"the batch has no field {field!r}; it has {', '.join(map(repr, fields))}")
-        return fields[field]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.fields)
-
-    def __contains__(self, field: object) -> bool:
-        return field in self.fields
-
-    def keys(self) -> tuple[str, ...]:
-        """Return the names of the fields; so ``model(**batch)`` passes them all."""
-        return tuple(self.fields)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self.detach())  # for pickle and deepcopy: the rows of this batch, not the memory that it shares
@@ -199,12 +221,6 @@ class FeedBatch(ShareView):
             self._fields = None
             if lent is not None:
                 lent.give_back()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
 
 
 class MicroBatches(tuple[FeedBatch, ...]):

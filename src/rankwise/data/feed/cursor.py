@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rankwise._process.loader_worker import LoaderWorker
+from rankwise._process.loader_worker import LoaderWorker, current_worker
 from rankwise.data.contract import (
     JSON,
     BaseLoader,
@@ -19,8 +20,7 @@ from rankwise.data.contract import (
     shares,
     whole_speeds,
 )
-from rankwise.data.feed.rank_place import check_ranks
-from rankwise.data.feed.workers.starts import PassStarts, order_code
+from rankwise.data.feed.workers.starts import PassStarts
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,11 +102,6 @@ class Cursor:
     """
 
     def __init__(self, order: Order, *, rank: int, world_size: int, micro_batch: int | None) -> None:
-        if not isinstance(order, Order):
-            raise ConfigError(
-                f"order= must be a rankwise.Order, or a class like rankwise.data.contract.Order (BaseOrder there "
-                f"has defaults), got {type(order).__name__}"
-            )
         if not 0 <= rank < world_size:
             raise ConfigError(f"a loader needs 0 <= rank < world_size, got rank {rank} of {world_size}")
         num_micro_batches(1, world_size=world_size, micro_batch=micro_batch)  # raises for a bad micro_batch now
@@ -141,16 +136,27 @@ class Cursor:
 
     def _coded(self) -> int:
         """Return a number that identifies order and speeds; see `PassStarts`."""
-        return order_code(self.order.recipe + ("" if self.speeds is None else str(self.speeds)))
+        return zlib.crc32((self.order.recipe + ("" if self.speeds is None else str(self.speeds))).encode())
 
     def check_ranks(self) -> None:
-        """Check that the ranks are still those that the loader was made for; called when an iteration begins.
+        """Refuse, when an iteration begins, a process group other than the one that the loader was made for.
 
         Raises:
             ConfigError: rank or world size has changed.
         """
-        if self.follows_world:
-            check_ranks(self.rank, self.world_size)
+        if not self.follows_world or current_worker() is not None:  # workers serve the rank that started them
+            return
+        from rankwise.world.adopt import known_world
+
+        world = known_world()
+        if world is not None and (world.rank, world.world_size) != (self.rank, self.world_size):
+            raise ConfigError(
+                f"this loader was made for rank {self.rank} of {self.world_size}, but this process is rank "
+                f"{world.rank} of {world.world_size} of a process group that was made later: samples would be read "
+                "twice or never. Create the loader after the group (inside `with rankwise.bind()`, after "
+                "init_process_group, in Lightning's train_dataloader()); to keep it as it is pass world=, such as "
+                "World.single()"
+            )
 
     def begin_pass(self, worker: LoaderWorker | None) -> None:
         """Go to where the next pass of a DataLoader begins.

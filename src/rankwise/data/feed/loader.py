@@ -16,18 +16,16 @@ from rankwise.data.feed.batch import FeedBatch, LoaderStats, MicroBatches, ReadB
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.feed.options import FeedOptions, refuse_unknown, warn_small_cache, window_depth
+from rankwise.data.feed.options import FeedOptions, find_place, refuse_unknown, warn_small_cache, window_depth
 from rankwise.data.feed.passes import Passes, Running
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import close_at_exit
-from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.reader import SkipBudget, StepReader, share_place
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, check_transform, counted_samples
-from rankwise.data.feed.workers import (
+from rankwise.data.feed.workers.iterable import (
     SentBatch,
     check_sendable,
-    host_device,
     raising,
     sent_fields,
     warn_in_memory,
@@ -204,7 +202,7 @@ class FeedLoader(CursorLoader):
             # objects copied by the fork have threads and locks that do not exist here: keep them alive, never use them
             self._brought = {name: value for name, value in self.__dict__.items() if name in _OF_A_PROCESS}
             self.__dict__ |= _begun_anew()
-            self._placer = make_placer(host_device(self._device))
+            self._placer = make_placer(None if self._device is None else "cpu")
             self._budget = self._budget.shared(self._cursor.starts.count_damaged)
             self._across_epochs = False
             warn_in_memory(self._device, rank=self._cursor.rank, worker=worker)

@@ -18,7 +18,7 @@ from rankwise.errors import ConfigError, needs_extra
 if TYPE_CHECKING:
     import torch
 
-_DENSE: Mapping[str, int] = MappingProxyType({})
+DENSE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Placer(ABC):
     shares_memory = False
 
     @abstractmethod
-    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = DENSE) -> Placed:
         """Return the fields of a buffer; the reader thread calls it. It may start a copy, which the lease awaits.
 
         Args:
@@ -126,7 +126,7 @@ class _HostPlacer(Placer):
     ) -> None:
         self._convert, self._sparse, self.shares_memory = convert, sparse, shares_memory
 
-    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = DENSE) -> Placed:
         fields = {}
         for name in names:
             arrays = [self._convert(name, array) for array in buffer.arrays(name)]
@@ -157,7 +157,7 @@ class _CudaPlacer(Placer):
         self._device, self._copies = device, _HostPlacer(sent, torch_csr, shares_memory=False)
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
-    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = DENSE) -> Placed:
         import torch
 
         with torch.cuda.stream(self._stream):

@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.data.contract import FieldSpec, IntArray, NDArray, Order, Share
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.pool import allocate_bytes
-from rankwise.data.feed.place import Placed, Placer
+from rankwise.data.feed.place import DENSE, Placed, Placer
 from rankwise.errors import ConfigError, MissingExtraError
 
 
@@ -40,18 +40,6 @@ class ShardRows:
         shape = (self.num_rows * self.world_size, *local.shape[1:])
         make: Any = jax.make_array_from_process_local_data
         return make(_for_axes(self.sharding, local.ndim), local, shape)
-
-
-def shard_rows(sharding: Any, order: Order, *, world_size: int, micro_batch: int | None) -> ShardRows:
-    """Return how the batches of an order are laid out in arrays with a sharding.
-
-    Raises:
-        ConfigError: the sharding does not give each process an equal part of the first axis.
-    """
-    local = _local_parts(sharding, world_size)
-    most = math.ceil(order.batch_size / world_size)
-    most = most if micro_batch is None else min(most, micro_batch)
-    return ShardRows(sharding=sharding, num_rows=math.ceil(most / local) * local, world_size=world_size)
 
 
 def shard_full_batches(sharding: Any, *, batch_size: int, rank: int, world_size: int) -> ShardRows:
@@ -124,7 +112,6 @@ def _for_axes(sharding: Any, num_axes: int) -> Any:
 
 
 _LOG = logging.getLogger("rankwise.feed")
-_NONE: Mapping[str, int] = {}
 _said: set[str] = set()
 _MOST_STEPS = 4  # number of sparse batch sizes between two powers of two
 
@@ -170,7 +157,11 @@ def make_jax_placer(
             "(RowSource(..., dense=True) or genes=[...]), leave it out with fields=, or remove sharding= and get "
             "each rank's rows as a BCSR matrix"
         )
-    return JaxPlacer(shard_rows(target, order, world_size=world_size, micro_batch=micro_batch))
+    local = _local_parts(target, world_size)
+    most = math.ceil(order.batch_size / world_size)
+    most = most if micro_batch is None else min(most, micro_batch)
+    num_rows = math.ceil(most / local) * local
+    return JaxPlacer(ShardRows(sharding=target, num_rows=num_rows, world_size=world_size))
 
 
 class JaxPlacer(Placer):
@@ -183,7 +174,7 @@ class JaxPlacer(Placer):
     def __init__(self, rows: ShardRows | None) -> None:
         self._rows = rows
 
-    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _NONE) -> Placed:
+    def place(self, buffer: HostBuffer, names: Iterable[str], num_cols: Mapping[str, int] = DENSE) -> Placed:
         """Return the fields of a buffer as JAX arrays, a sparse one as a BCSR matrix."""
         fields = {}
         for name in names:

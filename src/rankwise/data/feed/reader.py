@@ -215,7 +215,8 @@ class StepReader:
         started, batches = time.perf_counter(), list[ReadBatch]()
         try:
             for reading in readings:
-                found = reading.read(self._acquire if self._transform is None else self._use_scratch)
+                # samples on their way through a transform: one batch after another uses the same buffer
+                found = reading.read(self._acquire if self._transform is None else lambda: self._scratch)
                 if found is None:
                     return None
                 if (found[0].errors or self._transform is not None) and not is_asked():
@@ -280,10 +281,6 @@ class StepReader:
     def _acquire_stage(self) -> HostBuffer | None:
         lease = self._stage_leases.acquire(_NUM_STAGES)
         return None if lease is None else HostBuffer(self._stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT)
-
-    def _use_scratch(self) -> HostBuffer:
-        """Return the buffer for samples on their way through a transform; one batch after another uses it."""
-        return self._scratch
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: HostBuffer) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""

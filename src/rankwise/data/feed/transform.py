@@ -131,8 +131,6 @@ def check_transform(name: str, call: str, given: Any) -> None:
 
 Transform: TypeAlias = Callable[[dict[str, Any], int], Mapping[str, Any]]
 
-_DENSE: Mapping[str, int] = MappingProxyType({})
-
 
 class SampleTransform:
     """Applies ``transform(fields, key)`` to one sample after the other and stacks what comes out.
@@ -146,7 +144,7 @@ class SampleTransform:
         num_cols: columns of the ragged input fields.
     """
 
-    def __init__(self, transform: Transform, num_cols: Mapping[str, int] = _DENSE) -> None:
+    def __init__(self, transform: Transform, num_cols: Mapping[str, int] = MappingProxyType({})) -> None:
         self._transform = transform
         self._num_cols = num_cols
         self._first = -1

@@ -60,17 +60,7 @@ class LaneColumns:
 
     def take(self, lanes: IntArray) -> LaneColumns:
         """Return the columns of the given lanes, in their order."""
-        return LaneColumns(
-            start=self.start[lanes],
-            length=self.length[lanes],
-            pieces=self.pieces[lanes],
-            piece_key=self.piece_key[lanes],
-            swap=self.swap[lanes],
-            window_key=self.window_key[lanes],
-            short_piece=self.short_piece[:, lanes],
-            short_slot=self.short_slot[:, lanes],
-            deficit=self.deficit[:, lanes],
-        )
+        return LaneColumns(**{name: getattr(self, name)[..., lanes] for name in self.__dataclass_fields__})
 
 
 @lru_cache(maxsize=16)

@@ -125,11 +125,6 @@ def whole(name: str, value: Any, *, least: float = 1, most: float = MAX_SAMPLES)
     return number
 
 
-def choose_lanes(*, batch_size: int, num_chunks: int) -> int:
-    """Return the default number of lanes: min(64, batch size, chunks)."""
-    return min(DEFAULT_LANES, batch_size, num_chunks)
-
-
 def choose_window(*, lanes: int, chunk_samples: int, chunk_bytes: int | None, num_chunks: int) -> int:
     """Return the default window in chunks: all lanes' windows together decode to at most `WINDOW_BYTES`.
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, OrderState, Step
 from rankwise.data.order.lanes import Grid, OrderIds, samples_at
-from rankwise.data.order.layout import MAX_LANES, Facts, Recipe, choose_lanes, choose_window, opened_samples, whole
+from rankwise.data.order.layout import DEFAULT_LANES, MAX_LANES, Facts, Recipe, choose_window, opened_samples, whole
 from rankwise.errors import ConfigError
 
 Kind = Literal["shuffle", "sequential"]
@@ -152,7 +152,7 @@ class Order:
         elif wished_lanes is not None:
             lanes = min(wished_lanes, self.batch_size, num_chunks, MAX_LANES)
         else:
-            lanes = choose_lanes(batch_size=self.batch_size, num_chunks=num_chunks)
+            lanes = min(DEFAULT_LANES, self.batch_size, num_chunks)
         if self.window is None and wished_window is not None:
             window = wished_window
         elif self.window is None:

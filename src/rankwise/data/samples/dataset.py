@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
-from rankwise.data.feed.options import refuse_unknown
-from rankwise.data.feed.rank_place import find_place
-from rankwise.data.feed.workers import InitWorker, check_importable, sigterm_blocked, start_server
+from rankwise.data.feed.options import find_place, refuse_unknown
+from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, sigterm_blocked, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
 from rankwise.data.samples.keyed import KeyedDataset, check_dataset, layers
 from rankwise.errors import ConfigError, needs_extra

@@ -26,8 +26,7 @@ from rankwise.data.contract import (
     choose_fields,
 )
 from rankwise.data.feed import FeedLoader, other_way
-from rankwise.data.samples.columns import Column, MemoryColumn, StoredColumn
-from rankwise.data.samples.opener import GroupArrays, make_column
+from rankwise.data.samples.columns import Column, GroupArrays, MemoryColumn, StoredColumn, make_column
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, ChunkCache, ReaderStats, sum_reports
 from rankwise.errors import ConfigError, DataError, SampleError
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankwise._lazy import door
-from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, Spread, sum_reports
+from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
+from rankwise.data.store.decode.dense_rows import Spread
 from rankwise.data.store.meta import ArrayMeta, ChunkCodec, StoredNodes, list_arrays, read_meta
-from rankwise.data.store.plan import BoxPlan, describe_missing
+from rankwise.data.store.plan.planner import BoxPlan, describe_missing
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.remote import understands_url
 from rankwise.data.store.stats import ReaderStats
@@ -45,11 +46,18 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rankwise.data.store.catalogue import Catalogue, build_catalogue
-    from rankwise.data.store.ngff import iter_images, open_image, open_plate
+    from rankwise.data.store.catalogue.lookup import Catalogue, build_catalogue
+    from rankwise.data.store.ngff.discovery import iter_images
+    from rankwise.data.store.ngff.images import open_image
+    from rankwise.data.store.ngff.plates import open_plate
 else:
     __getattr__, __dir__ = door(
         __name__,
-        dict.fromkeys(("Catalogue", "build_catalogue"), "rankwise.data.store.catalogue")
-        | dict.fromkeys(("iter_images", "open_image", "open_plate"), "rankwise.data.store.ngff"),
+        {
+            "Catalogue": "rankwise.data.store.catalogue.lookup",
+            "build_catalogue": "rankwise.data.store.catalogue.lookup",
+            "iter_images": "rankwise.data.store.ngff.discovery",
+            "open_image": "rankwise.data.store.ngff.images",
+            "open_plate": "rankwise.data.store.ngff.plates",
+        },
     )

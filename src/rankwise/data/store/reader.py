@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import BoolArray, DType, NDArray
-from rankwise.data.store.adoption import AdoptedArrays
-from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conversion
+from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.execution import (
-    ReaderContext,
-    advise_plans,
-    read_plans,
-    reading_threads,
-    spread_rows,
-    warn_arrays,
-)
-from rankwise.data.store.files import local_size
+from rankwise.data.store.decode.dense_rows import Spread
+from rankwise.data.store.execution.context import ReaderContext
+from rankwise.data.store.execution.failures import warn_arrays
+from rankwise.data.store.execution.reads import read_plans, spread_rows
+from rankwise.data.store.execution.slow import AdoptedArrays
+from rankwise.data.store.execution.threads import reading_threads
+from rankwise.data.store.files.handles import local_size
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan import BoxPlan, make_plan
+from rankwise.data.store.plan.planner import BoxPlan, make_plan
 from rankwise.data.store.remote import RemoteOptions, RemoteStats
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import ConfigError
@@ -175,7 +172,7 @@ class BoxReader:
 
     def hint(self, plans: Sequence[BoxPlan]) -> None:
         """Ask the system to read the bytes of plans soon. Best effort; skips cached chunks."""
-        advise_plans(plans, self._context.handles, needed=self._context.plan_cache.needed)
+        self._context.hint(plans)
 
     def needed(self, plan: BoxPlan) -> BoolArray:
         """Return which chunks of a plan would now have to be read and decoded, bool[K]."""

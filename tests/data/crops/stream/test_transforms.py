@@ -91,5 +91,5 @@ def test_a_transform_that_enlarges_meets_the_cap(volume, config):
     big = config(transform=lambda fields, _key: {"image": np.repeat(fields["image"], 9, 0)}, max_gpu_memory_bytes=cap)
     with damacy.Pipeline(big) as p:
         p.push(volume.samples(4))
-        with pytest.raises(damacy.BudgetExceeded, match=r"transform= may have made them larger"):
+        with pytest.raises(damacy.BudgetExceeded, match=r"transform= or a stage .* may have made the samples larger"):
             p.pop()

@@ -9,7 +9,7 @@ import torch.multiprocessing
 
 from rankwise.data.contract import ListedIds, OrderState, Share, Step
 from rankwise.data.feed.memory.csr import csr_parts, scipy_csr, torch_csr
-from rankwise.data.feed.workers import SentBatch, sent_fields
+from rankwise.data.feed.workers.iterable import SentBatch, sent_fields
 
 
 def share_of(ids):

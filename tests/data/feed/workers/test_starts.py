@@ -3,17 +3,15 @@
 import copy
 import os
 import pickle
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise._process.loader_worker import LoaderWorker
-from rankwise.data.feed.workers import PassStarts, order_code
-from rankwise.data.feed.workers.starts import _attach
+from rankwise.data.feed.workers.starts import PassStarts, _attach
 
-ORDER = order_code("an order")
+ORDER = 4711
 
 
 def starts(epoch=0, position=0):
@@ -149,7 +147,7 @@ def test_copies_have_memory_of_their_own():
     for other in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine))):
         other.publish(9, 0, ORDER)
         assert mine.begin(None, repeats=False).epoch >= 4
-        assert other.begin(None, repeats=False) == replace(mine._published, serial=1, epoch=9)
+        assert other.begin(None, repeats=False) == mine._published._replace(serial=1, epoch=9)
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

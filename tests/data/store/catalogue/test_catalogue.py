@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import Catalogue, build_catalogue, iter_images, list_arrays, open_image, open_plate, read_meta
-from rankwise.data.store.catalogue.recorder import RecordingNodes
+from rankwise.data.store.catalogue.table import RecordingNodes
 from rankwise.data.store.meta import STORES
 from rankwise.errors import DataError
 

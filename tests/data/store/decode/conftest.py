@@ -8,19 +8,18 @@ import numpy as np
 import pytest
 from numcodecs import blosc
 
-from rankwise.data.store.boxes.values import converted
-from rankwise.data.store.decode import (
+from rankwise.data.store.boxes import converted
+from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder
+from rankwise.data.store.decode.kernel import KernelDecoder
+from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
     KIND_FILL,
     KIND_LZ4,
     KIND_RAW,
     KIND_ZSTD,
     ChunkTasks,
-    Scratch,
     address_of,
 )
-from rankwise.data.store.decode.decoder import ThreadsDecoder
-from rankwise.data.store.decode.kernel import KernelDecoder
 
 KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4, "fill": KIND_FILL}
 

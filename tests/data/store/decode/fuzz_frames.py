@@ -14,18 +14,9 @@ import sys
 import numcodecs
 import numpy as np
 
-from rankwise.data.store.decode import (
-    KIND_BLOSC,
-    KIND_LZ4,
-    KIND_RAW,
-    KIND_ZSTD,
-    ChunkTasks,
-    Scratch,
-    address_of,
-    describe,
-)
-from rankwise.data.store.decode.decoder import ThreadsDecoder
+from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder
 from rankwise.data.store.decode.kernel import KernelDecoder
+from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_LZ4, KIND_RAW, KIND_ZSTD, ChunkTasks, address_of, describe
 
 PAGE = mmap.PAGESIZE
 COMPRESSORS = ("zstd", "lz4", "lz4hc", "blosclz", "zlib")

@@ -8,14 +8,15 @@ import textwrap
 
 import pytest
 
-from rankwise.data.store.decode import choice, choose_decoder
+from rankwise.data.store.decode import choice
+from rankwise.data.store.decode.choice import choose_decoder
 from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.symbols import SymbolsMissingError
 from rankwise.errors import ConfigError
 
 LOAD = """
 import json
-from rankwise.data.store.decode import choose_decoder
+from rankwise.data.store.decode.choice import choose_decoder
 decoder, why = choose_decoder()
 print(json.dumps([decoder.name, why, getattr(decoder, "num_compiled", None), getattr(decoder, "num_loaded", None)]))
 """

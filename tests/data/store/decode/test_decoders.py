@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.store.decode import Scratch
-from rankwise.data.store.decode.decoder import ThreadsDecoder
+from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder
 from rankwise.data.store.decode.tasks import OK
 
 COMPRESSORS = ("zstd", "lz4", "lz4hc", "blosclz", "zlib")

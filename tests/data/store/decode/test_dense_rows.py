@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.store import Spread
-from rankwise.data.store.boxes import OUTSIDE
-from rankwise.data.store.decode import KIND_RAW, ChunkTasks, Scratch, address_of
-from rankwise.data.store.decode.dense_rows import DenseRows
+from rankwise.data.store.decode.decoder import Scratch
+from rankwise.data.store.decode.dense_rows import OUTSIDE, DenseRows
 from rankwise.data.store.decode.kernel import KernelDecoder
+from rankwise.data.store.decode.tasks import KIND_RAW, ChunkTasks, address_of
 
 
 @pytest.fixture(scope="module")

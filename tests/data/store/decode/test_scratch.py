@@ -6,20 +6,21 @@ import sys
 
 import pytest
 
-from rankwise.data.store.decode import Scratch, address_of
+from rankwise.data.store.decode.decoder import Scratch
+from rankwise.data.store.decode.tasks import address_of
 
 
 def test_buffers_grow_and_stay():
     """A larger need is met with a larger buffer, a smaller one with the same."""
     with Scratch() as scratch:
-        scratch.reserve(read_bytes=100, decode_bytes=70_000)
+        scratch.reserve(read=100, decode=70_000)
         read, decode = scratch.read, scratch.decode
         assert len(read) >= 100
         assert len(decode) >= 70_000
         assert address_of(decode) % 64 == 0
-        scratch.reserve(read_bytes=90, decode_bytes=1)
+        scratch.reserve(read=90, decode=1)
         assert scratch.read is read
-        scratch.reserve(read_bytes=200_000, decode_bytes=1)
+        scratch.reserve(read=200_000, decode=1)
         assert len(scratch.read) >= 200_000
         assert scratch.decode is decode
 
@@ -52,10 +53,10 @@ def test_no_memory_for_the_context():
 def test_a_closed_scratch_works_again():
     """Closing gives memory back; the next use takes some anew."""
     scratch = Scratch()
-    scratch.reserve(read_bytes=10, decode_bytes=10)
+    scratch.reserve(read=10, decode=10)
     scratch.close()
     assert len(scratch.read) == len(scratch.decode) == 0
-    scratch.reserve(read_bytes=10, decode_bytes=10)
+    scratch.reserve(read=10, decode=10)
     assert len(scratch.read) >= 10
     scratch.close()
 
@@ -65,7 +66,7 @@ def test_the_end_of_the_interpreter_frees_nothing():
     code = (
         "import atexit, os, weakref\n"
         "atexit.register(os._exit, 0)\n"  # handlers run in reverse order: this one after all finalizers
-        "from rankwise.data.store.decode import Scratch\n"
+        "from rankwise.data.store.decode.decoder import Scratch\n"
         "scratch = Scratch()\n"
         "scratch.ensure_context(lambda: 42, lambda context: print('freed', flush=True))\n"
         "weakref.finalize(scratch, print, 'finalizers ran', flush=True)\n"

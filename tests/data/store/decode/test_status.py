@@ -4,7 +4,8 @@ import errno
 
 import pytest
 
-from rankwise.data.store.decode import describe, is_damage, tasks
+from rankwise.data.store.decode import tasks
+from rankwise.data.store.decode.tasks import describe, is_damage
 
 
 @pytest.mark.parametrize(

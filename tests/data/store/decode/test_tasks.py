@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankwise.data.store.decode import KIND_RAW, ChunkTasks
+from rankwise.data.store.decode.tasks import KIND_RAW, ChunkTasks
 
 
 def tables(**changes):

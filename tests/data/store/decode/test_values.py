@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rankwise.data.store.decode.pairs import is_castable
+from rankwise.data.store.decode.kernel import is_castable
 from rankwise.data.store.decode.tasks import OK, OUT_OF_RANGE
 from rankwise.errors import DataError
 

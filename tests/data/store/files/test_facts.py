@@ -5,7 +5,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.files import FactsCache
+from rankwise.data.store.files.facts import FactsCache
 from rankwise.errors import DataError
 
 

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rankwise.data.store.files import HandleCache, file_limit, handles
+from rankwise.data.store.files import handles
+from rankwise.data.store.files.handles import HandleCache, file_limit
 from rankwise.testing.faults import fork_while_held
 
 
@@ -81,7 +82,7 @@ def test_readers_share_the_limit_of_the_process(tmp_path):
     """Several readers may together reach the limit of open files: files that nobody reads are closed, not refused."""
     script = textwrap.dedent("""
         import os, resource, sys
-        from rankwise.data.store.files import HandleCache
+        from rankwise.data.store.files.handles import HandleCache
 
         paths = [os.path.join(sys.argv[1], str(number)) for number in range(60)]
         for path in paths:

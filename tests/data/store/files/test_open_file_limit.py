@@ -2,7 +2,7 @@
 
 import logging
 
-from rankwise.data.store.files import system_file_limit, warn_few_handles
+from rankwise.data.store.files.handles import system_file_limit, warn_few_handles
 
 
 def said(caplog, **numbers):

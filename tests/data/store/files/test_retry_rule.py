@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from rankwise.data.store.files import PAUSES_S, is_temporary
+from rankwise.data.store.files.facts import PAUSES_S, is_temporary
 from rankwise.errors import DataError
 
 

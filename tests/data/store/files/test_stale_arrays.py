@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.files import ArrayCheck
+from rankwise.data.store.files.facts import ArrayCheck
 from rankwise.data.store.remote import TransferError
 
 

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.meta.arrays import MetaCache
+from rankwise.data.store.meta.parser import MetaCache
 from rankwise.testing.faults import fork_while_held
 
 HOUR_NS = 3600 * 10**9
@@ -101,6 +101,6 @@ def test_only_so_many_are_kept():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_forked_while_a_thread_looks_something_up_goes_on():
     """The thread is not there to give the lock back: the child has one of its own."""
-    setup = "from rankwise.data.store.meta.arrays import MetaCache; kept = MetaCache()"
+    setup = "from rankwise.data.store.meta.parser import MetaCache; kept = MetaCache()"
     child = 'os._exit(kept.get("mem://a", lambda place: len(place)))'
     assert fork_while_held(setup, lock="kept._lock", child=child) == 7

@@ -1,5 +1,6 @@
 """Options are checked when they are made."""
 
+import numpy as np
 import pytest
 
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions
@@ -27,6 +28,13 @@ def test_numbers_out_of_range_are_refused(wrong):
     """The message names the option."""
     with pytest.raises(ConfigError, match=rf"RemoteOptions\.{next(iter(wrong))} must be"):
         RemoteOptions(**wrong)
+
+
+def test_numbers_of_numpy_are_numbers():
+    """As everywhere else: whoever computes a limit with NumPy passes it on, and obstore gets Python's numbers."""
+    made = RemoteOptions(concurrency=np.int64(8), timeout_s=np.float32(2.5), retries=np.uint8(3))
+    assert (made.concurrency, made.timeout_s, made.retries) == (8, 2.5, 3)
+    assert {type(made.concurrency), type(made.timeout_s), type(made.retries)} == {int, float}
 
 
 def test_options_that_a_store_does_not_know_are_refused():

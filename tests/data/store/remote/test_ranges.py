@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.store.remote.ranges import JoinedRange, RemoteRange, interleave, join_ranges
+from rankwise.data.store.remote.files import JoinedRange, RemoteRange, interleave, join_ranges
 from rankwise.errors import ConfigError
 
 ranges = st.builds(

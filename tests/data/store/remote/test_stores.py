@@ -7,8 +7,7 @@ import obstore
 import pytest
 
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteRange, TransferError, memory_store
-from rankwise.data.store.remote.options import locate
-from rankwise.data.store.remote.stores import open_store
+from rankwise.data.store.remote.options import locate, open_store
 from rankwise.errors import MissingExtraError
 from rankwise.testing.faults import fork_while_held
 
@@ -138,17 +137,17 @@ print("waits for the next attempt")
 def test_a_fork_in_the_middle_of_opening_a_store_is_told_as_well():
     """A thread of the parent held the lock of the stores: the child hears why it cannot read, and does not wait."""
     setup = """
-        from rankwise.data.store.remote import stores
+        from rankwise.data.store.remote import options
         from rankwise.errors import WorldError
-        stores.load_obstore()
+        options.load_obstore()
     """
     child = """
         try:
-            stores.load_obstore()
+            options.load_obstore()
         except WorldError:
             os._exit(7)
     """
-    assert fork_while_held(setup, lock="stores._lock", child=child) == 7
+    assert fork_while_held(setup, lock="options._lock", child=child) == 7
 
 
 def test_a_program_ends_that_opens_a_reader_after_its_main_thread():

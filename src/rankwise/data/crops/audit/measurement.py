@@ -14,7 +14,7 @@ from rankwise.data.contract import NDArray
 from rankwise.data.crops.audit.judgement import AuditOptions, AuditReport, GroupAudit, audit
 from rankwise.data.crops.audit.sizes import Rates, save_rates
 from rankwise.data.store.boxes import BoxReport, BoxRequest
-from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 

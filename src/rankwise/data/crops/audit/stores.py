@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rankwise.data.crops.index.image import Level, image_levels, plain_level
-from rankwise.data.store.catalogue import Catalogue
+from rankwise.data.store.catalogue.lookup import Catalogue
 from rankwise.data.store.meta import ArrayMeta, read_meta
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import read_node

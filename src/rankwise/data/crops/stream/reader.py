@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import IntArray, sample_keys
-from rankwise.data.crops.budget import Budget, too_large
+from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
-from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
+from rankwise.data.crops.exceptions import BudgetExceeded, DamacyError, DecodeError, OutOfMemory
 from rankwise.data.crops.fields import sample_bytes
 from rankwise.data.crops.plan import CropPlan, CropReport
 from rankwise.data.crops.sample import Sample
@@ -78,7 +78,9 @@ class StreamReader:
         planner = self.planner = Planner(config, self.openings, self.engine, meters, self._is_awaited)
         self.planned: ReadAhead[Numbered | Failure | None, Work] = ReadAhead(planner, planner.samples, depth=1)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
-        self._memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, warns=place.rank == 0)
+        self._memory = MemoryPool(
+            0, pinned=placer.pinned, cap_bytes=cap_bytes, over_cap=BudgetExceeded, warns=place.rank == 0
+        )
         self._leases = Leases(is_awaited=self._is_awaited, has_room=self._memory.has_room)
         self._seed, self._rank = config.seed, place.rank
         self._placer = placer
@@ -167,7 +169,6 @@ class StreamReader:
             lease=lease,
             limit_bytes=self._budget.slot_limit_bytes,
             spares=self._budget.num_slots,
-            too_large=too_large,
         )
 
     def _ready(self, work: Work, plan: CropPlan, report: CropReport, buffer: HostBuffer) -> Ready:

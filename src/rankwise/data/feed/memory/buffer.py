@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -24,7 +24,6 @@ class HostBuffer:
         lease: ends with the last of the arrays; None = a lease that no reader counts.
         limit_bytes: most bytes it may hold; None = any.
         spares: number of free batches whose memory the pool keeps.
-        too_large: makes the error for a batch above the limit, from its size and the limit in bytes.
 
     Attributes:
         lease: its lease.
@@ -37,12 +36,10 @@ class HostBuffer:
         lease: Lease | None = None,
         limit_bytes: int | None = None,
         spares: int = 1,
-        too_large: Callable[[int, int], Exception] | None = None,
     ) -> None:
         self._memory = MemoryPool() if memory is None else memory
         self.lease = Lease() if lease is None else lease
         self._limit_bytes, self._spares = limit_bytes, spares
-        self._too_large = too_large or _too_large
         self._views: dict[str, tuple[NDArray, ...]] = {}
         self._num_bytes = self._num_pieces = 0
         self._is_left = False
@@ -123,7 +120,7 @@ class HostBuffer:
             made._views[name] = data[values], indices[values], indptr[first : last + 1] - indptr[first]
         made._num_bytes = sum(array.nbytes for arrays in made._views.values() for array in arrays)
         if limit_bytes is not None and made._num_bytes > limit_bytes:
-            raise _too_large(made._num_bytes, limit_bytes)
+            raise self._too_large(made._num_bytes, limit_bytes)
         self.lease.hold()
         return made
 
@@ -154,12 +151,12 @@ class HostBuffer:
             raise self._too_large(self._num_bytes, self._limit_bytes)
         return self._memory.take(count, dtype, lease=self.lease, exact=exact)
 
-
-def _too_large(num_bytes: int, limit_bytes: int) -> ConfigError:
-    return ConfigError(
-        f"a batch needs at least {num_bytes} bytes, but a batch buffer may use {limit_bytes}: allow more memory, or "
-        "use a smaller batch size or depth; transform= or a stage of a curriculum may have made the samples larger"
-    )
+    def _too_large(self, num_bytes: int, limit_bytes: int) -> Exception:
+        return self._memory.over_cap(
+            f"a batch needs at least {num_bytes} bytes, but a batch buffer may use {limit_bytes}: allow more memory "
+            "(max_host_memory_bytes=, max_gpu_memory_bytes=), or use a smaller batch size or depth; transform= or a "
+            "stage of a curriculum may have made the samples larger"
+        )
 
 
 def _kept_rows(arrays: tuple[NDArray, ...], kept: BoolArray) -> tuple[NDArray, ...]:

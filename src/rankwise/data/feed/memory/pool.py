@@ -94,7 +94,7 @@ class MemoryPool:
         capacity: number of free pieces that are kept for reuse.
         pinned: allocate page-locked memory through torch, for asynchronous copies to a CUDA device.
         cap_bytes: most bytes of all pieces, those that are kept included; None = any.
-        over_cap: makes the error for a request above `cap_bytes`.
+        over_cap: makes the error for a request above `cap_bytes`, or a batch above the limit of its buffer.
         warns: whether to warn once that kept batches need extra memory; True on the main rank.
     """
 
@@ -109,7 +109,7 @@ class MemoryPool:
         over_cap: Callable[[str], Exception] = ConfigError,
         warns: bool = False,
     ) -> None:
-        self.capacity, self._pinned, self._cap_bytes, self._over_cap = capacity, pinned, cap_bytes, over_cap
+        self.capacity, self._pinned, self._cap_bytes, self.over_cap = capacity, pinned, cap_bytes, over_cap
         self._free: dict[int, deque[_Piece]] = {}  # by size, each in the order of return
         self._num_free = self._num_free_bytes = self._turn = 0
         # finalizers append to these: append and popleft are atomic in every thread
@@ -182,7 +182,7 @@ class MemoryPool:
     def no_room(self) -> Exception:
         """Return the error for a consumer that waits while kept batches use up the memory."""
         # Without the lock: `_made` calls this with the lock held. The number is only for the message.
-        return self._over_cap(
+        return self.over_cap(
             f"batches that are kept use {self._num_bytes} of the {self._cap_bytes} bytes that are allowed, and there "
             "is no room for the next one. Keep fewer batches, or copy what you need from them (a kept view keeps "
             "its field of the whole batch), or allow more memory (max_host_memory_bytes=, max_gpu_memory_bytes=)"

@@ -68,11 +68,6 @@ def check_sendable(device: Any) -> None:
         )
 
 
-def host_device(device: Any) -> str | None:
-    """Return the device of batches in a worker: "cpu", or None if the loader gives NumPy arrays."""
-    return None if device is None else "cpu"
-
-
 def warn_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
     """Warn on the main rank, in the first worker, that batches do not come on the requested device."""
     if rank or worker.number or device is None or str(device).startswith("cpu"):

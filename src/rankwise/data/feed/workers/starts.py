@@ -8,11 +8,9 @@ import os
 import struct
 import tempfile
 import weakref
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.feed.workers.forkserver import leave_with_rank
@@ -28,20 +26,14 @@ _AT_PASSES = _AT_COUNTS + _COUNTS.size
 _NUM_BYTES = _AT_PASSES + _MOST_PASSES * _PASS.size
 
 
-def order_code(recipe: str) -> int:
-    """Return a number that identifies an order."""
-    return zlib.crc32(recipe.encode())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderPosition:
+class PassPosition(NamedTuple):
     """A position of a loader, as published or as where a pass begins.
 
     Attributes:
         serial: how often a position was published.
         epoch: of the next step.
         position: samples of this epoch that are done.
-        order: `order_code` of the order.
+        order: a number that identifies the order and the speeds.
     """
 
     serial: int
@@ -68,7 +60,7 @@ class PassStarts:
     Args:
         epoch: where the loader stands.
         position: likewise.
-        order: `order_code` of its order.
+        order: a number that identifies its order and speeds.
 
     Attributes:
         is_private: whether no other process can see the memory, and no pass has begun.
@@ -76,7 +68,7 @@ class PassStarts:
     """
 
     def __init__(self, epoch: int, position: int, order: int) -> None:
-        self._published = LoaderPosition(serial=0, epoch=epoch, position=position, order=order)
+        self._published = PassPosition(0, epoch, position, order)
         self.is_private = True
         self.unpublished: tuple[int, int, int] | None = None
         self._own()
@@ -87,8 +79,7 @@ class PassStarts:
         from multiprocessing.reduction import DupFd
 
         if get_spawning_popen() is None:
-            published = self._published
-            return PassStarts, self.unpublished or (published.epoch, published.position, published.order)
+            return PassStarts, self.unpublished or self._published[1:]
         self.publish_from_now_on()
         return _attach, (self._owner, DupFd(self._file), self._published)
 
@@ -108,7 +99,7 @@ class PassStarts:
             self.unpublished = None
         if self._owner != os.getpid():
             self._own()
-        self._published = LoaderPosition(serial=self._published.serial + 1, epoch=epoch, position=position, order=order)
+        self._published = PassPosition(self._published.serial + 1, epoch, position, order)
         with self._locked():
             self._write_published()
 
@@ -122,7 +113,7 @@ class PassStarts:
             _, epoch, position = _BEGUN.unpack_from(self._words, _AT_BEGUN)
         return epoch, position
 
-    def begin(self, worker: LoaderWorker | None, *, repeats: bool) -> LoaderPosition:
+    def begin(self, worker: LoaderWorker | None, *, repeats: bool) -> PassPosition:
         """Begin a pass; return where it begins. Every worker calls it once for each of its passes.
 
         Args:
@@ -141,7 +132,7 @@ class PassStarts:
             found = self._found(worker)
             if found is None:
                 # a worker started for this pass has the position that was published before it was started
-                published = self._published if first else self._read_published()
+                published = self._published if first else PassPosition(*_POSITION.unpack_from(self._words))
                 found = self._decided(published, repeats=repeats)
                 self._note(worker, found)
         return found
@@ -168,12 +159,7 @@ class PassStarts:
         weakref.finalize(self, os.close, file).atexit = False
 
     def _write_published(self) -> None:
-        published = self._published
-        _POSITION.pack_into(self._words, 0, published.serial, published.epoch, published.position, published.order)
-
-    def _read_published(self) -> LoaderPosition:
-        serial, epoch, position, order = _POSITION.unpack_from(self._words)
-        return LoaderPosition(serial=serial, epoch=epoch, position=position, order=order)
+        _POSITION.pack_into(self._words, 0, *self._published)
 
     def _count_pass(self) -> int:
         """Count a pass of this worker; return how many it has begun."""
@@ -190,7 +176,7 @@ class PassStarts:
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _decided(self, published: LoaderPosition, *, repeats: bool) -> LoaderPosition:
+    def _decided(self, published: PassPosition, *, repeats: bool) -> PassPosition:
         serial, epoch, position = _BEGUN.unpack_from(self._words, _AT_BEGUN)
         if serial != published.serial or repeats:
             epoch, position = published.epoch, published.position
@@ -198,29 +184,28 @@ class PassStarts:
             epoch, position = epoch + 1, 0
         if published.serial >= serial:  # else this worker was started before the last pass began
             _BEGUN.pack_into(self._words, _AT_BEGUN, published.serial, epoch, position)
-        return LoaderPosition(serial=published.serial, epoch=epoch, position=position, order=published.order)
+        return published._replace(epoch=epoch, position=position)
 
-    def _found(self, worker: LoaderWorker) -> LoaderPosition | None:
+    def _found(self, worker: LoaderWorker) -> PassPosition | None:
         """Return what another worker of the same pass has decided."""
         count, _ = _COUNTS.unpack_from(self._words, _AT_COUNTS)
         for at in range(count - 1, max(-1, count - 1 - _MOST_PASSES), -1):
             *who, first, serial, epoch, position, order = _PASS.unpack_from(self._words, _place(at))
             # an earlier DataLoader may have had the same seed and worker count; its workers were started before these
             if who == self._who(worker) and abs(first - worker.first) < worker.count:
-                return LoaderPosition(serial=serial, epoch=epoch, position=position, order=order)
+                return PassPosition(serial, epoch, position, order)
         return None
 
     def _who(self, worker: LoaderWorker) -> list[int]:
         return [worker.salt, self._num_passes, worker.count]
 
-    def _note(self, worker: LoaderWorker, start: LoaderPosition) -> None:
+    def _note(self, worker: LoaderWorker, start: PassPosition) -> None:
         count, damaged = _COUNTS.unpack_from(self._words, _AT_COUNTS)
-        values = (start.serial, start.epoch, start.position, start.order)
-        _PASS.pack_into(self._words, _place(count), *self._who(worker), worker.first, *values)
+        _PASS.pack_into(self._words, _place(count), *self._who(worker), worker.first, *start)
         _COUNTS.pack_into(self._words, _AT_COUNTS, count + 1, damaged)
 
 
-def _attach(owner: int, file: Any, published: LoaderPosition) -> PassStarts:
+def _attach(owner: int, file: Any, published: PassPosition) -> PassStarts:
     made = object.__new__(PassStarts)
     made._published, made.is_private, made.unpublished = published, False, None
     made._hold(owner, file.detach())

@@ -23,7 +23,7 @@ from rankwise.data.rows.matrices import (
     finished_plain,
 )
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
-from rankwise.data.store.boxes import OUTSIDE, TWICE
+from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
 
 
 class FieldRead(NamedTuple):

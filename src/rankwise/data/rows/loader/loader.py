@@ -12,7 +12,7 @@ from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON
 from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.prefetch import close_at_exit
-from rankwise.data.feed.workers import iterable_class, rebuild
+from rankwise.data.feed.workers.iterable import iterable_class, rebuild
 from rankwise.data.rows.abc import Sampler, lone_copy
 from rankwise.data.rows.loader.datasets import AddedDatasets, iter_groups, load_group
 from rankwise.data.rows.loader.defaults import (

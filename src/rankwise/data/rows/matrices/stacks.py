@@ -14,7 +14,7 @@ from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredDense, StoredMatrix, StoredSparse, gather_rows
 from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
 from rankwise.data.store.boxes import check_conversion, converted
-from rankwise.data.store.execution import warn_lossy_conversion
+from rankwise.data.store.execution.failures import warn_lossy_conversion
 from rankwise.errors import ConfigError
 
 # Limit for decoded bytes of matrices from HDF5 files, in the memory of each rank.

@@ -25,7 +25,6 @@ from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rankwise.data.contract import IntArray, NDArray
-    from rankwise.data.store.decode.decoder import Decoder
 
 VARIABLE = "RANKWISE_DECODER"
 _CHOICES = ("kernel", "threads")

@@ -19,7 +19,7 @@ from rankwise.data.store.decode.tasks import IMPORTED_S
 _caching: Any = importlib.import_module("numba.core.caching")
 _cpu: Any = importlib.import_module("numba.core.registry").cpu_target
 
-_SOURCES = ("machine", "tasks", "symbols", "planes", "spread", "chunk_loop")
+_SOURCES = ("machine", "tasks", "symbols", "planes", "chunk_loop")
 
 _kept: list[Any] = []  # compiled code must live as long as the process: its address is handed out
 

@@ -14,9 +14,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.store.boxes.values import converted
+from rankwise.data.store.boxes import converted
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.symbols import known_compressors
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
@@ -59,19 +58,13 @@ class Scratch:
         self.context = 0
         self._free: weakref.finalize[[int], Scratch] | None = None
 
-    def reserve(
-        self, *, read_bytes: int = 0, decode_bytes: int = 0, stage_bytes: int = 0, blank_bytes: int = 0
-    ) -> None:
-        """Grow the buffers to at least these sizes."""
-        if len(self.read) < read_bytes:
-            self.read = _aligned(read_bytes)
-        if len(self.decode) < decode_bytes:
-            self.decode = _aligned(decode_bytes)
-        if len(self.stage) < stage_bytes:
-            self.stage = _aligned(stage_bytes)
-        if len(self.blank) < blank_bytes:
-            self.blank = _aligned(blank_bytes)
-            self.blank[:] = 0
+    def reserve(self, **num_bytes: int) -> None:
+        """Grow buffers, given by their names, to at least these sizes; new memory of `blank` is zero."""
+        for name, size in num_bytes.items():
+            if len(getattr(self, name)) < size:
+                setattr(self, name, _aligned(size))
+                if name == "blank":
+                    self.blank[:] = 0
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
         """Create the decoder's context if it does not exist.
@@ -130,23 +123,6 @@ class Decoder(Protocol):
 
         Raises:
             ValueError: chunks or targets do not exist: a bug in the planner, not damage.
-        """
-
-
-class Spreader(Protocol):
-    """A decoder that can place elements of sparse rows in dense ones."""
-
-    def spread(  # noqa: PLR0917
-        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
-    ) -> None:
-        """Process the chunks from `first` to `last` (exclusive), and write the results to the statuses and marks.
-
-        A row filled by one target is written completely; a row of several pieces must be zero before. Other than for
-        `Decoder.run`, the stored dtype `is_castable` to that of the output, which is [B, width] of elements of 1, 2,
-        4 or 8 bytes; the columns in `dense` were decoded before.
-
-        Raises:
-            ValueError: tables do not fit together: a bug in the planner, not damage.
         """
 
 

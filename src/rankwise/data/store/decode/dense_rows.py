@@ -1,17 +1,65 @@
-"""`DenseRows`: maps the targets of tasks to dense rows."""
+"""`Spread`: the columns of sparse rows, for dense ones; `DenseRows`: maps the targets of tasks to these."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.store.boxes.values import OUTSIDE, TWICE, Spread
 from rankwise.data.store.decode.tasks import ChunkTasks, address_of
+from rankwise.errors import ConfigError
 
-__all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
+OUTSIDE, TWICE = 1, 2  # of a row: it has an invalid column number, or one column twice
 
-UNSURE = TWICE  # a column may appear twice
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """Maps the elements of a request with runs to columns of dense rows, one row for each run.
+
+    Attributes:
+        columns: uint16 or int32 [runs.num_rows], the column of each element of the packed output; undefined for runs
+            that could not be read.
+        num_cols: columns of the sparse rows, fewer than 2^31: one number for all arrays of the request, or one for
+            each.
+        places: for each of these int32[num_cols], the target of a column in a dense row, `width` = drop it; None =
+            its own number.
+        width: elements of a dense row, at least 1.
+
+    Raises:
+        ConfigError: the attributes do not fit together.
+    """
+
+    columns: NDArray
+    num_cols: tuple[int, ...]
+    places: tuple[npt.NDArray[np.int32], ...] | None
+    width: int
+
+    def __post_init__(self) -> None:
+        if (
+            self.columns.dtype not in (np.uint16, np.int32)
+            or self.columns.ndim != 1
+            or not self.columns.flags.c_contiguous
+        ):
+            raise ConfigError(
+                f"columns must be uint16 or int32 along one axis, C-contiguous; got {self.columns.dtype}"
+                f"{list(self.columns.shape)}"
+            )
+        tables = [None] * len(self.num_cols) if self.places is None else list(self.places)
+        fits = 1 <= self.width < 2**31 and len(tables) == len(self.num_cols) >= 1
+        if not (fits and all(map(self._fits, self.num_cols, tables))):
+            raise ConfigError(
+                f"places of {self.num_cols} columns must be int32, one each, from 0 to {self.width}, the width of "
+                "dense rows; without places there is one place for each column"
+            )
+
+    def _fits(self, num_cols: int, places: npt.NDArray[np.int32] | None) -> bool:
+        if places is None:
+            return num_cols == self.width
+        if places.dtype != np.int32 or places.shape != (num_cols,) or not places.flags.c_contiguous:
+            return False
+        return num_cols == 0 or bool(0 <= places.min() <= places.max() <= self.width)
 
 
 class DenseRows:
@@ -22,7 +70,7 @@ class DenseRows:
         rows: int64[T], the row of each target.
         lengths: int64[B], elements of each row.
         tables: int64[T], index of the table of `spread` for each target.
-        marks: uint8[T], written: `OUTSIDE` if an invalid column was skipped, `UNSURE` if a column may
+        marks: uint8[T], written: `OUTSIDE` if an invalid column was skipped, `TWICE` if a column may
             appear twice.
 
     Attributes:

@@ -1,18 +1,18 @@
-"""`KernelDecoder`: processes chunks in compiled code, without the interpreter."""
+"""`KernelDecoder`: processes chunks in compiled code, without the interpreter, with a cast loop for each dtype pair."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankwise._process.forks import forks_wait
 from rankwise.data.contract import DType, NDArray
+from rankwise.data.store.boxes import is_float
 from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder, check_run
 from rankwise.data.store.decode.dense_rows import DenseRows
-from rankwise.data.store.decode.pairs import is_castable, plane_for, plane_name
 from rankwise.data.store.decode.tasks import KIND_FILL, SLOTS, ChunkTasks, address_of, memory_at
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rankwise.data.store.decode.planes import PlaneLoop
 
 _SLACK = 2**16
+_CAST = "?bBhHiIlLqQefd"  # characters of the dtypes that loops cast
 
 
 class KernelDecoder:
@@ -65,7 +66,15 @@ class KernelDecoder:
     def spread(  # noqa: PLR0917
         self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
     ) -> None:
-        """Process the chunks from `first` to `last`, into dense rows; see `Spreader.spread`."""
+        """Process the chunks from `first` to `last`, into dense rows, and write the results to the statuses and marks.
+
+        A row filled by one target is written completely; a row of several pieces must be zero before. Other than for
+        `run`, the stored dtype `is_castable` to that of the output, which is [B, width] of elements of 1, 2, 4 or 8
+        bytes; the columns in `dense` were decoded before.
+
+        Raises:
+            ValueError: tables do not fit together: a bug in the planner, not damage.
+        """
         dense.check(tasks, out)
         if first == last:
             return
@@ -73,8 +82,8 @@ class KernelDecoder:
         if tasks.fill.dtype != out.dtype:
             plane = self._plane(tasks.fill.dtype, out.dtype, scaled=False)
             most = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last])].max(initial=0)
-            scratch.reserve(stage_bytes=int(most) * out.itemsize)
-        scratch.reserve(blank_bytes=(dense.spread.width + 1) * out.itemsize)
+            scratch.reserve(stage=int(most) * out.itemsize)
+        scratch.reserve(blank=(dense.spread.width + 1) * out.itemsize)
         settings = {
             "plane": plane, "stage": address_of(scratch.stage), "blank": address_of(scratch.blank),
             "spread": self._spread_loop(out.itemsize, dense.spread.columns.dtype, dense.place_dtype),
@@ -88,7 +97,7 @@ class KernelDecoder:
         # No encoder makes more bytes of a chunk: a longer one is damaged, and gets no memory
         most = 2 * largest + _SLACK
         longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
-        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest)
+        scratch.reserve(read=min(longest, most), decode=largest)
         scratch.ensure_context(self._symbols.make_zstd_context, self._symbols.free_zstd_context)
         fill_rows, fill_step = _fill_rows(tasks, first, last, scratch)
         copied = tasks.fill.dtype == out.dtype and tasks.scale is None
@@ -116,7 +125,7 @@ class KernelDecoder:
 
     def _spread_loop(self, size: int, column: DType, place: DType) -> int:
         def make() -> PlaneLoop:
-            from rankwise.data.store.decode.spread import spread_loop
+            from rankwise.data.store.decode.planes import spread_loop
 
             return spread_loop(*(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name)))
 
@@ -160,3 +169,75 @@ def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tu
         kept = memory_at(int(tasks.keep[chunk]), int(tasks.layout.size[chunk]))
         kept.view(tasks.fill.dtype)[...] = fills[chunk - first if len(fills) > 1 else 0]
     return address_of(scratch.rows), cols * tasks.fill.itemsize if len(fills) > 1 else 0
+
+
+def _copies(stored: DType, wanted: DType, *, scaled: bool) -> bool:
+    """Whether elements are copied to the output unchanged."""
+    return stored == wanted and not scaled
+
+
+def is_castable(stored: DType, wanted: DType, *, scaled: bool) -> bool:
+    """Whether there is a loop for a pair of dtypes; NumPy casts all others."""
+    if stored.hasobject or not (stored.isnative and wanted.isnative):
+        return False
+    if _copies(stored, wanted, scaled=scaled):
+        return True
+    if scaled and not is_float(wanted):
+        return False
+    return stored.char in _CAST and (wanted.char in _CAST or wanted.name == "bfloat16")
+
+
+def plane_name(stored: DType, wanted: DType, *, scaled: bool) -> str:
+    """Return the name of the loop for a pair."""
+    if _copies(stored, wanted, scaled=scaled):
+        return "copied"
+    return f"{stored.name}_to_{wanted.name}{'_scaled' if scaled else ''}"
+
+
+def plane_for(stored: DType, wanted: DType, *, scaled: bool) -> PlaneLoop:
+    """Return the loop for a pair that `is_castable`. Needs numba."""
+    from rankwise.data.store.decode import planes
+
+    if _copies(stored, wanted, scaled=scaled):
+        return planes.copied_plane()
+    source, source_is = _in_memory(stored)
+    target, target_is = _in_memory(wanted)
+    if wanted.kind in "iu" and stored.kind != "b" and not np.can_cast(stored, wanted, "safe"):
+        low, high = _limits(stored, wanted)
+        return planes.checked_plane(source, source_is, target, low, high)
+    working = _cast_dtype(stored, wanted, scaled=scaled)
+    return planes.cast_plane(source, source_is, target, target_is, working, scaled=scaled)
+
+
+def _in_memory(dtype: DType) -> tuple[Any, int]:
+    from rankwise.data.store.decode import planes
+
+    if dtype.kind == "b":
+        return np.uint8, planes.BOOLEAN
+    if dtype.name == "bfloat16":
+        return np.uint16, planes.BFLOAT16
+    if dtype.name == "float16":
+        return np.uint16, planes.HALF
+    # by name: NumPy has two 64-bit types on some systems
+    return getattr(np, dtype.name), planes.NUMBER
+
+
+def _cast_dtype(stored: DType, wanted: DType, *, scaled: bool) -> Any:
+    """Return the intermediate type, as in NumPy: float32 for 16-bit targets, but float64 for half precision."""
+    if scaled:
+        return np.float64 if wanted == np.float64 else np.float32
+    if wanted.name == "float16":
+        return np.float64 if stored == np.float64 else np.float32
+    if stored.name == "float16":
+        return np.float64 if wanted == np.float64 else np.float32
+    return np.float32 if wanted.name == "bfloat16" else None
+
+
+def _limits(stored: DType, wanted: DType) -> tuple[Any, Any]:
+    """Return bounds of valid values: inclusive for integers, exclusive in float64 for floats."""
+    limits = np.iinfo(wanted)
+    if stored.kind == "f":
+        low = np.float64(limits.min) - 1
+        return (low if low < limits.min else np.nextafter(low, -np.inf)), np.float64(limits.max + 1)
+    mine = np.iinfo(stored)
+    return stored.type(max(limits.min, mine.min)), stored.type(min(limits.max, mine.max))

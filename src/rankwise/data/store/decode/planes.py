@@ -1,4 +1,4 @@
-"""Loops that cast the elements of a plane (rows of adjacent elements) and write them to the output.
+"""Loops that write elements to the output: those of a plane (rows of adjacent elements), cast, or of sparse rows.
 
 Each pair of dtypes gets its own compiled loop. Loops take addresses, so that one compiled loop over chunks can
 call any of them. This module imports numba: import it late.
@@ -12,19 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
 from rankwise.data.store.decode.machine import (
     bfloat16_bits,
     double_from_half,
     elements,
+    external,
+    falls_of,
     float_from_half_bits,
+    get,
     half_bits,
     half_bits_of_double,
+    inlined,
     memcpy,
+    stream_bytes,
     types,
 )
-
-__all__ = ["BFLOAT16", "BOOLEAN", "HALF", "NUMBER", "PLANE_SIGNATURE", "PlaneLoop", "checked_plane", "copied_plane"]
-__all__ += ["cast_plane"]
+from rankwise.data.store.decode.symbols import PREFIX
+from rankwise.data.store.decode.tasks import SLOTS
 
 # Returns whether a value does not fit; strides are in bytes, columns in elements (in bytes for copies).
 PlaneLoop = Callable[[int, int, int, int, int, int, float, float], int]
@@ -120,3 +127,100 @@ def checked_plane(source: Any, source_is: int, target: Any, low: Any, high: Any)
         return unfit
 
     return plane
+
+
+_long = types.int64
+_NUM_COLS, _WIDTH, _PLACES, _BLANK = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["blank"]
+_LINE_BYTES = 64
+_memset = external(f"{PREFIX}memset", _long, _long, types.int32, _long)
+
+
+@inlined
+def _moved_elements(taken: Any, named: Any, moved: Any, count: int, row: int, job: int, element: Any, size: int) -> int:  # noqa: PLR0917
+    """Put elements with rising columns to their places in a row, dropped ones to the extra place; return 0."""
+    width = get(job, _WIDTH)
+    beside = get(job, _BLANK) + width * size
+    for at in range(count):
+        place = _long(moved[named[at]])
+        address = row + place * size if place < width else beside
+        elements(address, element)[0] = taken[at]
+    elements(beside, element)[0] = 0
+    return 0
+
+
+@inlined
+def _searched_elements(  # noqa: PLR0917
+    taken: Any, given: Any, named: Any, moved: Any, count: int, job: int
+) -> int:
+    """Put elements with columns in any order to their places; return the marks for them."""
+    num_cols, width, places, mark = get(job, _NUM_COLS), get(job, _WIDTH), get(job, _PLACES), 0
+    for at in range(count):
+        wanted = _long(named[at])
+        if wanted < 0 or wanted >= num_cols:
+            mark |= OUTSIDE
+            continue
+        place = wanted if places == 0 else _long(moved[wanted])
+        if place < width:
+            if given[place] != 0:
+                mark |= TWICE
+            given[place] = taken[at]
+    return mark
+
+
+def _rising(column: Any) -> Callable[[int, int, int], int]:
+    """Return a function for compiled code that checks whether columns are rising and valid.
+
+    Then no column appears twice, and no other check is needed. It compares line by line, the last ones twice.
+    """
+    falls, size = falls_of(column), np.dtype(column).itemsize
+    many = _LINE_BYTES // size
+
+    @inlined
+    def rises(columns: int, count: int, num_cols: int) -> int:
+        named, fell = elements(columns, column), 0
+        if count > many:
+            for line in range((count - 2) // many):
+                fell |= falls(columns + size + _LINE_BYTES * line)
+            fell |= falls(columns + (count - many) * size)
+        else:
+            for at in range(1, count):
+                fell |= 1 if named[at] <= named[at - 1] else 0
+        return 1 if fell == 0 and named[0] >= 0 and named[count - 1] < num_cols else 0
+
+    return rises
+
+
+def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
+    """Return the loop for elements, columns and places of types like `numpy.uint32`.
+
+    Its arguments are those of a plane with other meanings: addresses of the elements, the dense row and the columns;
+    number of elements; 1 for a whole row, 0 for a piece; the job. It returns `OUTSIDE` and `TWICE`.
+
+    A whole row is assembled in memory that stays in the caches, is zero otherwise, and has one extra place for dropped
+    columns; then it is written past the caches. A piece is written to its row directly, which must be zero.
+    """
+    itemsize, rising = np.dtype(element).itemsize, _rising(column)
+
+    def spread(  # noqa: PLR0917
+        values: int, row: int, columns: int, count: int, whole: int, job: int, _scale: float, _offset: float
+    ) -> int:
+        width, places, blank, mark = get(job, _WIDTH), get(job, _PLACES), get(job, _BLANK), 0
+        taken, named, moved = elements(values, element), elements(columns, column), elements(places, place)
+        given = elements(blank if whole != 0 else row, element)
+        if rising(columns, count, get(job, _NUM_COLS)) == 0:
+            mark = _searched_elements(taken, given, named, moved, count, job) | (0 if whole != 0 else TWICE)
+        elif places == 0:
+            for at in range(count):
+                given[named[at]] = taken[at]
+        elif whole != 0:  # dropped elements go to the extra place: cheaper than a branch
+            for at in range(count):
+                given[moved[named[at]]] = taken[at]
+            given[width] = 0
+        else:
+            _moved_elements(taken, named, moved, count, row, job, element, itemsize)
+        if whole != 0:
+            stream_bytes(row, blank, width * itemsize)
+            _memset(blank, types.int32(0), width * itemsize)
+        return mark
+
+    return spread

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rankwise.data.contract import DType
-from rankwise.data.store.adoption import AdoptedArrays
+import numpy as np
+
+from rankwise.data.contract import DType, IntArray
 from rankwise.data.store.cache import ChunkCache
-from rankwise.data.store.decode import Decoder, Scratch, choose_decoder, is_castable
+from rankwise.data.store.decode.choice import choose_decoder
+from rankwise.data.store.decode.decoder import Decoder, Scratch
+from rankwise.data.store.decode.kernel import is_castable
 from rankwise.data.store.execution.plan_cache import PlanCache
-from rankwise.data.store.execution.slow import SlowArrays
+from rankwise.data.store.execution.slow import AdoptedArrays, SlowArrays
 from rankwise.data.store.execution.threads import WorkCrew
-from rankwise.data.store.files import FactsCache, HandleCache
+from rankwise.data.store.files.facts import FactsCache
+from rankwise.data.store.files.handles import HandleCache
 from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions
 from rankwise.data.store.stats import ReaderStats, Tally
 
 _ITEMSIZES = (1, 2, 4, 8)
+_GAP_BYTES = 16 * 2**10  # four pages: the disk reads through smaller gaps anyway
+_MOST_BYTES = 8 * 2**20  # of one hint
+_FEWEST_CHUNKS = 2
 _LOG = logging.getLogger(__name__)
 
 
@@ -87,6 +96,29 @@ class ReaderContext:
             for array in arrays
         )
 
+    def hint(self, plans: Sequence[BoxPlan]) -> None:
+        """Call ``posix_fadvise(WILLNEED)`` for the bytes of plans, with neighbours merged; skips cached chunks.
+
+        Best effort: reports no errors.
+        """
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for plan in plans:
+            self.hint([padded.plan for padded in plan.padded])
+            wanted = np.flatnonzero(self.plan_cache.needed(plan))
+            ranges = merge_ranges(plan.chunks.file[wanted], plan.chunks.offset[wanted], plan.chunks.length[wanted])
+            for number, begin, size in np.stack(ranges, axis=1).tolist():
+                facts = plan.files[number]
+                if facts.is_remote:
+                    continue
+                try:
+                    fd = self.handles.get(facts.path).fd
+                    # a hint visits all pages, also where it has no effect: ten times the cost of two checks
+                    if not (size > 0 and _in_memory(fd, begin) and _in_memory(fd, begin + size - 1)):
+                        os.posix_fadvise(fd, begin, max(0, size), os.POSIX_FADV_WILLNEED)
+                except OSError:
+                    continue  # reading it will report the error
+
     def close(self) -> None:
         """Close threads and files, and free scratch memory; everything reopens on use."""
         # Stores first, so that crew threads waiting for them return; then the crew, which is joined; then what its
@@ -103,3 +135,32 @@ class ReaderContext:
 def _warn_slow_decoder(why: str) -> None:
     """Warn once per process, for any number of readers."""
     _LOG.warning("chunks are decoded by Python threads, which is slower than the compiled kernel: %s", why)
+
+
+def _in_memory(fd: int, offset: int) -> bool:
+    """Whether a byte of a file can be read without waiting for storage."""
+    try:
+        return bool(os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT))
+    except (AttributeError, OSError):  # another system; a file system without support; or it would have to wait
+        return False
+
+
+def merge_ranges(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Join byte ranges of the same file that touch or nearly touch, up to 8 MiB each.
+
+    Args:
+        file: int64[K], ascending.
+        offset: int64[K], ascending in each file.
+        length: int64[K].
+
+    Returns:
+        file, offset and length of the joined ranges.
+    """
+    if len(file) < _FEWEST_CHUNKS:
+        return file, offset, length
+    end = offset + length
+    apart = (file[1:] != file[:-1]) | (offset[1:] - end[:-1] > _GAP_BYTES)
+    apart |= end[1:] // _MOST_BYTES != end[:-1] // _MOST_BYTES
+    first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    last = np.concatenate([first[1:], [len(file)]]) - 1
+    return file[first], offset[first], end[last] - offset[first]

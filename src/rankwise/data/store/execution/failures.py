@@ -13,8 +13,8 @@ import numpy as np
 from rankwise._process.place import speaking_rank
 from rankwise.data.contract import BoolArray, DType, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
-from rankwise.data.store.files import ArrayCheck
-from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.files.facts import ArrayCheck
+from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.shard import MISSING
 from rankwise.errors import DataError
 

@@ -6,15 +6,13 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
-from rankwise.data.store.boxes import Spread
-from rankwise.data.store.decode import Spreader
-from rankwise.data.store.decode.dense_rows import DenseRows
+from rankwise.data.store.decode.dense_rows import DenseRows, Spread
 from rankwise.data.store.decode.tasks import (
     BAD_FRAME,
     KIND_BLOSC,
@@ -33,11 +31,15 @@ from rankwise.data.store.decode.tasks import (
 from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.threads import cut_slabs
-from rankwise.data.store.files import FileFacts, HandleCache, OpenFile, is_temporary, retry_failed
-from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.files.facts import FileFacts, is_temporary, retry_failed
+from rankwise.data.store.files.handles import HandleCache, OpenFile
+from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
+
+if TYPE_CHECKING:
+    from rankwise.data.store.decode.kernel import KernelDecoder
 
 _NO_FILE = -1
 _READ_BYTES = 2**16  # bytes that a thread could place during a small read
@@ -265,7 +267,7 @@ class FastChunks:
                 if self._dense is None:
                     decoder.run(self._tasks, first, last, self._out, scratch)
                 else:  # for what the context `spreads`
-                    cast("Spreader", decoder).spread(self._tasks, self._dense, first, last, self._out, scratch)
+                    cast("KernelDecoder", decoder).spread(self._tasks, self._dense, first, last, self._out, scratch)
         except MemoryError as error:
             if last - first > 1:  # it may be one chunk of an absurd size
                 for at in range(first, last):

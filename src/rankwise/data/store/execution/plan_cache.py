@@ -14,7 +14,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.plan.planner import BoxPlan
 
 _WORTH = 0.15  # share of repeated touches above which every chunk is kept
 _SMOOTHING = 1 / 512  # of the running mean over touches

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.store.boxes import TWICE, BoxError, BoxReport, Spread, converted
+from rankwise.data.store.boxes import BoxError, BoxReport, converted
+from rankwise.data.store.decode.dense_rows import TWICE, Spread
 from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
 from rankwise.data.store.execution.fast import FastChunks
 from rankwise.data.store.execution.slow import SlowChunks
-from rankwise.data.store.plan import BoxPlan, PaddedBox
+from rankwise.data.store.plan.planner import BoxPlan, PaddedBox
 from rankwise.data.store.shard import MISSING
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError

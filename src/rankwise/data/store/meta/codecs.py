@@ -240,30 +240,19 @@ def _ids(filters: Any) -> str:
     return ", ".join(str(part.get("id")) if type(part) is dict else repr(part) for part in filters)
 
 
-_CORE = {
+CORE = {
     dtype.name: dtype
     for dtype in map(np.dtype, ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"))
 }
-_V2 = {dtype.newbyteorder(">").str: dtype for dtype in _CORE.values()} | {dtype.str: dtype for dtype in _CORE.values()}
+_V2 = {dtype.newbyteorder(">").str: dtype for dtype in CORE.values()} | {dtype.str: dtype for dtype in CORE.values()}
 _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _HEX = {4: ">e", 8: ">f", 16: ">d"}
 _HEX_DIGITS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-def core_dtype(name: Any) -> DType:
-    """Return the dtype for a name in a version 3 document.
-
-    Raises:
-        UnsupportedError: it is not in Zarr's core set.
-    """
-    if type(name) is not str or name not in _CORE:
-        raise UnsupportedError(f"dtype {name!r}")
-    return _CORE[name]
-
-
 def is_core(dtype: DType) -> bool:
     """Whether a dtype is in Zarr's core set."""
-    return dtype.name in _CORE and dtype.kind in "biufc"
+    return dtype.name in CORE and dtype.kind in "biufc"
 
 
 def v2_dtype(text: Any) -> tuple[DType, bool]:

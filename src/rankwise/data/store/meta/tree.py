@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
-from rankwise.data.store.meta.arrays import MetaCache, array_of
 from rankwise.data.store.meta.documents import list_folders, resolve_place
 from rankwise.data.store.meta.nodes import Node, absent, consolidated_children, natural_order, ome_attributes, read_node
+from rankwise.data.store.meta.parser import MetaCache, array_of
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError

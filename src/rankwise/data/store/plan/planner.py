@@ -9,7 +9,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
-from rankwise.data.store.files import FactsCache, FileFacts
+from rankwise.data.store.files.facts import FactsCache, FileFacts
 from rankwise.data.store.plan.grids import Pieces, any_axis, distinct, expand, grid_of, of_arrays, ravel
 from rankwise.data.store.shard import MISSING, OUTSIDE
 from rankwise.errors import DataError

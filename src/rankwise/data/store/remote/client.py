@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
-from rankwise.data.store.remote.options import Location, RemoteOptions, RemoteStats, locate
+from rankwise.data.store.remote.options import Location, RemoteOptions, RemoteStats, locate, open_store
 from rankwise.data.store.remote.requests import (
     BeyondError,
     Failure,
@@ -25,7 +25,6 @@ from rankwise.data.store.remote.requests import (
     classify,
     send,
 )
-from rankwise.data.store.remote.stores import open_store
 from rankwise.data.store.stats import Tally
 
 T = TypeVar("T")

@@ -67,29 +67,15 @@ class ZarrView(Store):
         """True, except for web servers."""
         return not self._encoded
 
-    async def set(self, key: str, value: Buffer) -> NoReturn:
-        """Raise an error.
+    async def delete(self, key: object, *_: object) -> NoReturn:
+        """Raise an error: a view is for reading.
 
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{self._below(key)} was opened for reading; {len(value)} bytes were not written")
+        raise ValueError(f"{self} was opened for reading: {key!s:.200} was neither written nor deleted")
 
-    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> NoReturn:
-        """Raise an error. Only older versions of zarr-python call it.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(f"{self} was opened for reading; {sum(1 for _ in key_start_values)} values were not written")
-
-    async def delete(self, key: str) -> NoReturn:
-        """Raise an error.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(f"{self._below(key)} was opened for reading; it was not deleted")
+    set = set_partial_values = delete  # type: ignore[assignment]  # the second for older versions of zarr-python
 
     async def list(self) -> AsyncIterator[str]:
         """Yield all keys."""
