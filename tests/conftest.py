@@ -1,6 +1,8 @@
 """What all tests start from."""
 
+import asyncio
 import ctypes
+import functools
 import gc
 import http.client
 import os
@@ -27,6 +29,10 @@ print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()  # ends with the tests, however they end
 server.stop()
 """
+
+# Threads of OpenMP that wait for work burn a core each, which on a busy machine the one they wait for would need: a fit
+# of six small steps took fifty seconds of CPU, and takes four. Their number stays, and with it every sum.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 HERE = Path(__file__).parent
 # Files that take half a minute and more, longest first; a name that is gone does no harm.
@@ -70,8 +76,32 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """What all files have imported lives to the end: no later collection, of which tests ask many, walks it again."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "quick_imports"]
+    spare_small_stores()
     gc.collect()
     gc.freeze()
+
+
+class NoThreads:
+    """`asyncio` whose `to_thread` calls the function where it is."""
+
+    def __getattr__(self, name):
+        return getattr(asyncio, name)
+
+    async def to_thread(self, call, *arguments, **options):
+        return call(*arguments, **options)
+
+
+def spare_small_stores():
+    """Let zarr's own thread do the work on files and chunks: for a few bytes, handing it on takes a third of all time.
+
+    The same calls write the same files. What else is spared: anndata asks for zarr's version with each array that it
+    writes, and each time the file that tells it is found and parsed.
+    """
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("zarr.") and getattr(module, "asyncio", None) is asyncio:
+            module.asyncio = NoThreads()
+        if name in {"anndata._core.sparse_dataset", "anndata._io.specs.methods"}:
+            module.version = functools.cache(module.version)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from rankwise import guarded
 from rankwise.errors import GuardError
 from rankwise.testing import run_ranks
 
-pytest.importorskip("accelerate", reason="accelerate is not installed")
-pytest.importorskip("lightning", reason="lightning is not installed")
+# looked for, not imported: only the ranks need them, and they take seconds
+pytestmark = [
+    pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+    for package in ("accelerate", "lightning")
+]
 
 DATA = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(0)))
 

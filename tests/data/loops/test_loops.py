@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -20,9 +21,11 @@ NUM_SAMPLES = {"crops": 5 * 4 * 5, "rows": 93}
 BATCH_SIZE = {"crops": 7, "rows": 14}
 LOOPS = ["lightning", "accelerate", "accelerate, prepared", "plain"]
 
-for package in ("lightning", "accelerate"):
-    pytest.importorskip(package, reason=f"{package} is not installed")
-
+# looked for, not imported: only the script that is started needs them, and they take seconds
+pytestmark = [
+    pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+    for package in ("lightning", "accelerate")
+]
 kinds = pytest.mark.parametrize("kind", ["crops", "rows"])
 
 

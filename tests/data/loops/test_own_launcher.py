@@ -5,13 +5,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("lightning", reason="lightning is not installed")
-
+pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")  # takes seconds
 DOCS = Path(__file__).parents[3] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DEVICES = 'devices=1,  # more: strategy="ddp"\n'

@@ -43,14 +43,22 @@ def check_rows(collection, sources):
     return len(seen)
 
 
-@pytest.fixture
-def three(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
     """An h5ad file, a Zarr store and an AnnData in memory; and what they hold by the label that they get."""
+    folder = tmp_path_factory.mktemp("inputs")
     made = [small_anndata(count, 9, seed=seed) for seed, count in enumerate((40, 51, 33))]
-    made[0].write_h5ad(tmp_path / "a.h5ad")
-    write_anndata(made[1], tmp_path / "b.zarr")
-    inputs = [str(tmp_path / "a.h5ad"), tmp_path / "b.zarr", made[2]]
-    return inputs, dict(zip([str(tmp_path / "a.h5ad"), str(tmp_path / "b.zarr"), "in memory 2"], made, strict=True))
+    made[0].write_h5ad(folder / "a.h5ad")
+    write_anndata(made[1], folder / "b.zarr")
+    inputs = [str(folder / "a.h5ad"), folder / "b.zarr", made[2]]
+    return inputs, dict(zip([str(folder / "a.h5ad"), str(folder / "b.zarr"), "in memory 2"], made, strict=True))
+
+
+@pytest.fixture
+def three(written):
+    """The same, in lists and dictionaries of a test's own."""
+    inputs, sources = written
+    return [*inputs], {**sources}
 
 
 def test_rows_of_files_stores_and_memory(tmp_path, three):

@@ -16,10 +16,11 @@ from rankwise.testing.patience import until
 from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
 
 SCRIPT = """
-import atexit, os, signal, threading
+import atexit, os, signal, sys, threading
 atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))
 from rankwise.testing.stores.hundred_rows import loader_of_hundred
 loader = loader_of_hundred({place!r})
+assert "anndata" not in sys.modules  # its import takes a second, and a Zarr array needs nothing of it
 """
 OPEN = "batches = iter(loader)\nnext(batches)\n"
 

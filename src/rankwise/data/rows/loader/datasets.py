@@ -31,6 +31,12 @@ def kind_of(dataset: Any) -> Kind:
     import scipy.sparse
     import zarr
 
+    if isinstance(dataset, zarr.Array):
+        return "backed dense"
+    if isinstance(dataset, np.ndarray):
+        return "dense"
+    if isinstance(dataset, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        return "sparse"
     if isinstance(dataset, load_anndata().abc.CSRDataset):
         if not isinstance(dataset.group, zarr.Group):
             raise TypeError(
@@ -38,12 +44,6 @@ def kind_of(dataset: Any) -> Kind:
                 "store first (adata.write_zarr, or rankwise rows write), or load it into memory (X.to_memory())"
             )
         return "backed sparse"
-    if isinstance(dataset, zarr.Array):
-        return "backed dense"
-    if isinstance(dataset, np.ndarray):
-        return "dense"
-    if isinstance(dataset, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
-        return "sparse"
     raise TypeError(
         f"rows are loaded from {_TAKEN}; got {type(dataset).__module__}.{type(dataset).__name__}: convert it "
         "(to_numpy(), tocsr()), write it to a collection (rankwise rows write), or, for a torch Dataset, use "
