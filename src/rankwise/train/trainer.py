@@ -134,6 +134,7 @@ class Trainer:
         self._show_progress = progress
         self.session: Session | None = None
         self._fitted_epochs: int | None = None
+        self._kept_steps = 0  # of a `fit` that failed: the model has them
         self._optimizer_records: tuple[JSON, JSON] | None = None  # as the last `fit` found it, and as it left it
         self._counted = counted
 
@@ -178,6 +179,7 @@ class Trainer:
                     record=self._record(train, epochs),
                     parts={**parts, **self.hooks.parts, "recent_means": recent, "epoch_means": whole},
                     by_length=train.order is not None and train.order.fingerprint is None,
+                    kept_steps=self._kept_steps,
                     reopen=self._fitted_epochs is not None and epochs > self._fitted_epochs,
                 )
             )
@@ -280,11 +282,12 @@ class Trainer:
             self.hooks.fail(error)
             raise
         finally:
+            self._kept_steps = session.progressed.num_steps
             lost, seen = session.progressed.num_lost, session.progressed.num_samples  # over all ranks and restarts
             if lost and self.world.is_main:
                 _LOG.warning("%d of %d samples were damaged and left out of the training", lost, lost + seen)
         session.finish(values)
-        self._fitted_epochs = epochs
+        self._fitted_epochs, self._kept_steps = epochs, 0
         self.hooks.call_together("fit_end")
         return FitResult(
             num_steps=session.progressed.num_steps,

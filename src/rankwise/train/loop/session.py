@@ -23,6 +23,7 @@ from rankwise.tracking.verdict import on_main
 from rankwise.train.loop.configuration import MAY_CHANGE, RELEASED, TrainOptions, environment_record
 from rankwise.train.loop.parts import Progressed
 from rankwise.train.models.passes import seed_training
+from rankwise.train.step.schedules import plan_of
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class RunChoice:
 class Session:
     """The run directory, tracker and checkpoints of one `fit`, and the progress of the run.
 
-    `by_length`: only their length identifies the data; messages say so if it matters.
+    `by_length`: only their length identifies the data; messages say so if it matters. `kept_steps`: steps of an earlier
+    `fit` that failed in this process, whose effect the objects still have.
     """
 
     choice: RunChoice
@@ -86,6 +88,7 @@ class Session:
     record: Mapping[str, Any]
     parts: dict[str, Stateful]
     by_length: bool = False
+    kept_steps: int = 0
     run_dir: RunDir | None = None
     tracker: Tracker | None = None
     checkpointer: Checkpointer | None = None
@@ -109,10 +112,13 @@ class Session:
         record: Mapping[str, Any],
         parts: Mapping[str, Stateful],
         by_length: bool = False,
+        kept_steps: int = 0,
         reopen: bool = False,
     ) -> Iterator[Session]:
         """Open the run directory (every rank calls it) and close everything at the end, also after an error."""
-        session = cls(choice=choice, world=world, record=record, parts=dict(parts), by_length=by_length)
+        session = cls(
+            choice=choice, world=world, record=record, parts=dict(parts), by_length=by_length, kept_steps=kept_steps
+        )
         session.parts["progress"] = session.progressed
         try:
             if choice.path is not False:
@@ -223,7 +229,10 @@ class Session:
         """
         seed_training(self.world, 0)
         hooks = [name for name in self.parts if name.startswith("hook_")]  # a hook may be new
+        scheduler = getattr(self.parts.get("scheduler"), "obj", None)
+        plan = plan_of(scheduler)
         report = None if self.checkpointer is None else self.checkpointer.restore(self.parts, allow_missing=hooks)
+        self._log_plan(plan, plan_of(scheduler))
         if report is None:
             self._begin()
         else:
@@ -250,6 +259,19 @@ class Session:
             ids = {} if report is None else cast("Mapping[str, str]", report.meta.get("trackers", {}))
             self.tracker.start_attempt(self.resumed_step, ids=ids)
 
+    def _log_plan(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        old = ", ".join(
+            f"{name}={stored[name]} (here {value})" for name, value in wanted.items() if stored[name] != value
+        )
+        if old and self.world.is_main:
+            _LOG.warning(
+                "%s: the scheduler keeps the plan of the checkpoint: %s. To train longer, plan for all epochs at the "
+                "first start, and end early with limit_steps=; LambdaLR follows the function that is passed now; or "
+                "start a new run from these weights with init_from=",
+                self.path,
+                old,
+            )
+
     def _begin(self) -> None:
         """Start at step 0, unless there was an earlier attempt."""
         run, ways = self.run_dir, "start again with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1"
@@ -265,6 +287,13 @@ class Session:
             )
         if run is not None and run.resumed and self.world.is_main:
             _LOG.warning("%s starts at step 0 again: no earlier attempt has published a checkpoint", run.path)
+        if self.kept_steps and self.world.is_main:
+            _LOG.warning(
+                "an earlier fit of this Trainer failed after step %d, which no checkpoint holds: weights, optimizer and "
+                "loader stay as it left them, but steps are counted from 0. For a fresh start make all of them anew; "
+                "with save_every= and a run directory, fit continues after the newest checkpoint",
+                self.kept_steps,
+            )
         if self.choice.init_from is None:
             return
         source = Checkpointer(Path(self.choice.init_from), world=self.world)
