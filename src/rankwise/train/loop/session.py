@@ -260,16 +260,14 @@ class Session:
             self.tracker.start_attempt(self.resumed_step, ids=ids)
 
     def _log_plan(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-        old = ", ".join(
-            f"{name}={stored[name]} (here {value})" for name, value in wanted.items() if stored[name] != value
-        )
-        if old and self.world.is_main:
+        changed = [name for name, value in wanted.items() if stored.get(name) != value]
+        if changed and self.world.is_main:
             _LOG.warning(
                 "%s: the scheduler keeps the plan of the checkpoint: %s. To train longer, plan for all epochs at the "
                 "first start, and end early with limit_steps=; LambdaLR follows the function that is passed now; or "
                 "start a new run from these weights with init_from=",
                 self.path,
-                old,
+                ", ".join(f"{name}={stored.get(name)} (here {wanted[name]})" for name in changed),
             )
 
     def _begin(self) -> None:
@@ -289,8 +287,8 @@ class Session:
             _LOG.warning("%s starts at step 0 again: no earlier attempt has published a checkpoint", run.path)
         if self.kept_steps and self.world.is_main:
             _LOG.warning(
-                "an earlier fit of this Trainer failed after step %d, which no checkpoint holds: weights, optimizer and "
-                "loader stay as it left them, but steps are counted from 0. For a fresh start make all of them anew; "
+                "an earlier fit of this Trainer failed after step %d, which no checkpoint holds: weights, optimizer "
+                "and loader stay as it left them, but steps are counted from 0. To start afresh make all of them anew; "
                 "with save_every= and a run directory, fit continues after the newest checkpoint",
                 self.kept_steps,
             )

@@ -7,7 +7,6 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
-
 # what torch's schedulers take from the script and, with a checkpoint's state, from the checkpoint instead
 _SETTINGS = {"total_steps", "T_max", "T_0", "T_mult", "eta_min", "total_iters", "start_factor", "end_factor"} | {
     "factor", "power", "step_size", "gamma", "milestones", "_milestones", "total_size", "step_ratio"
