@@ -167,6 +167,27 @@ def test_a_second_fit_after_a_failure_says_what_the_model_has(caplog, run):
         assert len(told) == (epochs == 1)
 
 
+class Once(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.rows = iter([(row,) for row in torch.zeros(3, 4, dtype=torch.double)])
+
+    def __iter__(self):
+        return self.rows
+
+
+def test_nothing_to_train_and_nothing_to_validate_are_said(caplog):
+    """A loader that is past the epochs, and held-out data that are exhausted after their first pass."""
+    trainer, loader = make_trainer(run=False, val_fn=lambda model, batch: model(batch[0]).pow(2).mean(1)), make_loader()
+    held_out = torch.utils.data.DataLoader(Once(), batch_size=2)
+    values = [trainer.fit(loader, val=held_out, epochs=epochs).metrics for epochs in (1, 1, 2)]
+    assert ["val_loss" in found for found in values] == [True, False, False]
+    told = [text for text in caplog.messages if "nothing was trained" in text or "gave no batch on any rank" in text]
+    assert [text.partition(":")[0] for text in told] == [
+        "nothing was trained",
+        "the held-out data gave no batch on any rank, so there are no values",
+    ]
+
+
 class Numbers(torch.utils.data.Dataset):
     def __init__(self, seed):
         self.x = torch.randn(26, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.double)
