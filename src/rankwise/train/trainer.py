@@ -287,9 +287,7 @@ class Trainer:
             if lost and self.world.is_main:
                 _LOG.warning("%d of %d samples were damaged and left out of the training", lost, lost + seen)
         if not session.progressed.num_steps and self.world.is_main:
-            _LOG.warning(
-                "nothing was trained: the loader has passed epochs=%d, which counts earlier ones too", epochs
-            )
+            _LOG.warning("nothing was trained: the loader has passed epochs=%d, which counts earlier ones too", epochs)
         session.finish(values)
         self._fitted_epochs, self._kept_steps = epochs, 0
         self.hooks.call_together("fit_end")
