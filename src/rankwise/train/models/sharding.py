@@ -103,6 +103,9 @@ def shard(
         find_unused: whether ranks may use different parameters: then all is one unit, which every rank gathers.
         compile_options: options for `torch.compile`, applied to each unit; None does not compile.
         options: for `fully_shard`.
+
+    Raises:
+        ConfigError: parameters are not contiguous, or have several dtypes within a unit.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -110,6 +113,12 @@ def shard(
 
     mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", group or dist.group.WORLD), world.device.type)
     before = {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
+    if odd := [name for name, p in model.named_parameters() if not p.is_contiguous()]:
+        raise ConfigError(
+            f"strategy='fsdp' needs contiguous parameters, unlike {listed(odd)}: call "
+            "model.to(memory_format=torch.contiguous_format), and convert only the inputs to channels_last; or use "
+            "strategy='ddp' or 'zero1'"
+        )
     chosen = [] if find_unused else units_of(model) if units is None else list(units)
     if compile_options is not None:
         for unit in chosen or [child for child in model.children() if any(True for _ in child.parameters())]:
@@ -117,12 +126,22 @@ def shard(
     for unit in dict.fromkeys([*chosen, model]):
         unit.to(world.device)
         _send_to_all(unit, group)
+        _refuse_mixed([p for p in unit.parameters() if p.requires_grad and not is_dtensor(p)], "fsdp")
         fully_shard(unit, mesh=mesh, **options)
     for module in sharded_modules(model) if find_unused else ():
         if not hasattr(module, "set_reduce_scatter_unused_params"):
             raise ConfigError("find_unused=True with strategy='fsdp' needs a newer torch: use strategy='zero1'")
         module.set_reduce_scatter_unused_params(True)
     return Prepared(strategy="fsdp", group=group, find_unused=find_unused, before=before)
+
+
+def _refuse_mixed(params: Sequence[torch.Tensor], strategy: str) -> None:
+    dtypes = sorted({str(p.dtype) for p in params})
+    if len(dtypes) > 1:
+        raise ConfigError(
+            f"strategy={strategy!r} shards parameters of one dtype together, but these have {', '.join(dtypes)}: "
+            "convert them to one (precision= runs the step under autocast), or use strategy='ddp'"
+        )
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
@@ -350,6 +369,7 @@ def _zero(optimizer: Any, prepared: Prepared) -> Any:
     def local(groups: list[dict[str, Any]], **_: Any) -> Any:
         return over_groups(optimizer, groups)
 
+    _refuse_mixed([p for group in optimizer.param_groups for p in group["params"]], "zero1")
     zero: Any = ZeroRedundancyOptimizer(
         optimizer.param_groups, optimizer_class=cast("Any", local), process_group=prepared.group, **optimizer.defaults
     )
