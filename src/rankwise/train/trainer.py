@@ -179,7 +179,6 @@ class Trainer:
                     record=self._record(train, epochs),
                     parts={**parts, **self.hooks.parts, "recent_means": recent, "epoch_means": whole},
                     by_length=train.order is not None and train.order.fingerprint is None,
-                    kept_steps=self._kept_steps,
                     reopen=self._fitted_epochs is not None and epochs > self._fitted_epochs,
                 )
             )
@@ -258,6 +257,12 @@ class Trainer:
         progress: Progress | None,
         balance: Balance | None,
     ) -> FitResult:
+        if self._kept_steps and not session.resumed_step and self.world.is_main:
+            _LOG.warning(
+                "an earlier fit of this Trainer failed after step %d: weights, optimizer and loader stay as it left "
+                "them, and steps count from 0; to start afresh make them anew; to continue, save_every= into a run=",
+                self._kept_steps,
+            )
         step = self._new_step()
         step.lone_sample = lone_sample(train, self.world, self.options.limit_steps, self.options.balance)
         loop = Loop(

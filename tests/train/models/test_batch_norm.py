@@ -119,6 +119,6 @@ def test_what_cannot_be_is_said():
         assert [text.partition(":")[0].partition(",")[0] for text in said] == [
             "sync_batchnorm=True",
             "sync_batchnorm must be True",
-            "the model has no parameters yet",
+            "the module '' has no parameters yet",
             "one value per channel over all ranks has no variance",
         ]

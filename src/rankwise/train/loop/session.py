@@ -79,8 +79,7 @@ class RunChoice:
 class Session:
     """The run directory, tracker and checkpoints of one `fit`, and the progress of the run.
 
-    `by_length`: only their length identifies the data; messages say so if it matters. `kept_steps`: steps of an earlier
-    `fit` that failed in this process, whose effect the objects still have.
+    `by_length`: only their length identifies the data; messages say so if it matters.
     """
 
     choice: RunChoice
@@ -88,7 +87,6 @@ class Session:
     record: Mapping[str, Any]
     parts: dict[str, Stateful]
     by_length: bool = False
-    kept_steps: int = 0
     run_dir: RunDir | None = None
     tracker: Tracker | None = None
     checkpointer: Checkpointer | None = None
@@ -112,13 +110,10 @@ class Session:
         record: Mapping[str, Any],
         parts: Mapping[str, Stateful],
         by_length: bool = False,
-        kept_steps: int = 0,
         reopen: bool = False,
     ) -> Iterator[Session]:
         """Open the run directory (every rank calls it) and close everything at the end, also after an error."""
-        session = cls(
-            choice=choice, world=world, record=record, parts=dict(parts), by_length=by_length, kept_steps=kept_steps
-        )
+        session = cls(choice=choice, world=world, record=record, parts=dict(parts), by_length=by_length)
         session.parts["progress"] = session.progressed
         try:
             if choice.path is not False:
@@ -260,14 +255,12 @@ class Session:
             self.tracker.start_attempt(self.resumed_step, ids=ids)
 
     def _log_plan(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-        changed = [name for name, value in wanted.items() if stored.get(name) != value]
-        if changed and self.world.is_main:
+        old = [f"{name}={stored[name]} (here {value})" for name, value in wanted.items() if stored[name] != value]
+        if old and self.world.is_main:
             _LOG.warning(
-                "%s: the scheduler keeps the plan of the checkpoint: %s. To train longer, plan for all epochs at the "
-                "first start, and end early with limit_steps=; LambdaLR follows the function that is passed now; or "
-                "start a new run from these weights with init_from=",
-                self.path,
-                ", ".join(f"{name}={stored.get(name)} (here {wanted[name]})" for name in changed),
+                "%s: the scheduler keeps the plan of the checkpoint: %s. To train longer, plan for all epochs at once "
+                "and end early with limit_steps=; use LambdaLR, which follows the function passed now; or init_from=",
+                *(self.path, ", ".join(old)),
             )
 
     def _begin(self) -> None:
@@ -285,13 +278,6 @@ class Session:
             )
         if run is not None and run.resumed and self.world.is_main:
             _LOG.warning("%s starts at step 0 again: no earlier attempt has published a checkpoint", run.path)
-        if self.kept_steps and self.world.is_main:
-            _LOG.warning(
-                "an earlier fit of this Trainer failed after step %d, which no checkpoint holds: weights, optimizer "
-                "and loader stay as it left them, but steps are counted from 0. To start afresh make all of them anew; "
-                "with save_every= and a run directory, fit continues after the newest checkpoint",
-                self.kept_steps,
-            )
         if self.choice.init_from is None:
             return
         source = Checkpointer(Path(self.choice.init_from), world=self.world)

@@ -87,10 +87,7 @@ def evaluate(
                 means.add(((output.total.detach(), output.weight), output.metrics))
     values = means.reduce(world)
     if not values and world.is_main:
-        _LOG.warning(
-            "the held-out data gave no batch on any rank, so there are no values: a generator is exhausted after its "
-            "first pass; pass an iterable that starts again each time"
-        )
+        _LOG.warning("the held-out data gave no batch on any rank: is it a generator, which starts only once?")
     return values
 
 

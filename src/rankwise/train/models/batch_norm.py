@@ -32,8 +32,7 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
     Args:
         model: changed in place, unless it is such a layer itself.
         world: this rank's world.
-        wish: True requires such layers; "auto" replaces those it finds and logs them; False replaces only torch's
-            `SyncBatchNorm` on a CPU, where it does not work.
+        wish: True requires such layers; "auto" replaces and logs them; False replaces torch's on a CPU, which fail there.
 
     Raises:
         ConfigError: the value of `wish` is invalid, there is no such layer, or one has no parameters yet.
@@ -46,11 +45,10 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
         return model
     if wish is True and not named:
         raise ConfigError("sync_batchnorm=True, but the model has no layer with batch statistics: leave it out")
-    on_host = world.device.type != "cuda"
     found = {
         name: norm
         for name, norm in named.items()
-        if (on_host and norm.process_group is None if isinstance(norm, nn.SyncBatchNorm) else wish is not False)
+        if (norm.process_group is None and world.device.type != "cuda" if isinstance(norm, nn.SyncBatchNorm) else wish)
     }
     made: dict[int, nn.Module] = {}
     for name, norm in found.items():

@@ -103,9 +103,6 @@ def shard(
         find_unused: whether ranks may use different parameters: then all is one unit, which every rank gathers.
         compile_options: options for `torch.compile`, applied to each unit; None does not compile.
         options: for `fully_shard`.
-
-    Raises:
-        ConfigError: parameters are not contiguous, or have several dtypes within a unit.
     """
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -113,12 +110,6 @@ def shard(
 
     mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", group or dist.group.WORLD), world.device.type)
     before = {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
-    if odd := [name for name, p in model.named_parameters() if not p.is_contiguous()]:
-        raise ConfigError(
-            f"strategy='fsdp' needs contiguous parameters, unlike {listed(odd)}: call "
-            "model.to(memory_format=torch.contiguous_format), and convert only the inputs to channels_last; or use "
-            "strategy='ddp' or 'zero1'"
-        )
     chosen = [] if find_unused else units_of(model) if units is None else list(units)
     if compile_options is not None:
         for unit in chosen or [child for child in model.children() if any(True for _ in child.parameters())]:

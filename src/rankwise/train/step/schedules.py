@@ -8,9 +8,7 @@ from typing import Any
 from rankwise.errors import ConfigError
 
 # what torch's schedulers take from the script and, with a checkpoint's state, from the checkpoint instead
-_SETTINGS = {"total_steps", "T_max", "T_0", "T_mult", "eta_min", "total_iters", "start_factor", "end_factor"} | {
-    "factor", "power", "step_size", "gamma", "milestones", "_milestones", "total_size", "step_ratio"
-}  # fmt: skip
+_SETTINGS = {"total_steps", "total_iters", "T_max", "T_0", "T_mult", "eta_min", "step_size", "gamma", "milestones"}
 
 
 class BySamples:
@@ -64,13 +62,12 @@ def plan_of(scheduler: Any) -> dict[str, Any]:
     """Return the settings of torch's schedulers by name, without what their steps change; none of other schedulers."""
     if isinstance(scheduler, BySamples):
         return plan_of(scheduler.scheduler)
-    kind = type(scheduler)
-    if kind.__module__ != "torch.optim.lr_scheduler":
+    if type(scheduler).__module__ != "torch.optim.lr_scheduler":
         return {}
-    settings = {name: value for name, value in vars(scheduler).items() if name in _SETTINGS}
-    plan = {f"{kind.__name__}.{name.removeprefix('_')}": value for name, value in settings.items()}
+    kind = type(scheduler).__name__
+    plan = {f"{kind}.{name}": value for name, value in vars(scheduler).items() if name.lstrip("_") in _SETTINGS}
     for index, inner in enumerate(getattr(scheduler, "_schedulers", ())):
-        plan |= {f"{kind.__name__}[{index}].{name}": value for name, value in plan_of(inner).items()}
+        plan |= {f"{kind}[{index}].{name}": value for name, value in plan_of(inner).items()}
     return plan
 
 
