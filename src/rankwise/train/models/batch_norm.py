@@ -32,7 +32,7 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
     Args:
         model: changed in place, unless it is such a layer itself.
         world: this rank's world.
-        wish: True requires such layers; "auto" replaces and logs them; False replaces torch's on a CPU, which fail there.
+        wish: True requires such layers; "auto" replaces and logs them; False replaces only torch's, and on a CPU only.
 
     Raises:
         ConfigError: the value of `wish` is invalid, there is no such layer, or one has no parameters yet.
