@@ -99,6 +99,14 @@ def test_everything_that_is_recorded_is_told(tmp_path):
     assert max(value for value in loss["mean"] if value is not None) == 1
 
 
+def test_a_finished_run_tells_its_steps_once(tmp_path):
+    """Its final values are told beside them."""
+    run = make_run(tmp_path / "run")
+    (run / "finished.json").write_text(json.dumps({"attempt": 2, "time": 3.0, "values": {"num_steps": 20, "acc": 0.5}}))
+    page = page_of(run)
+    assert re.findall(r"<dt>(acc|(?:num_)?steps)</dt>", page) == ["steps", "acc"]
+
+
 def test_text_of_a_run_is_never_markup(tmp_path):
     """`</script><img onerror>` in every text, JSON blocks included, adds no tag to the page of the same run without."""
     plain, evil = (page_of(make_run(tmp_path / name, evil=text)) for name, text in (("a", ""), ("b", EVIL)))

@@ -100,7 +100,15 @@ def refused(world):
         model = fsdp()
         return trained(world, model, sgd(model), branch=(0, 0, 1, 1))
 
+    def mixed(strategy):
+        model = Branches()
+        model.body.float()
+        return prepare_optimizer(sgd(model), prepare(model, world, strategy=strategy))
+
     return {
+        "zero1 mixed": said_of(lambda: mixed("zero1")),
+        "fsdp mixed": said_of(lambda: mixed("fsdp")),
+        "ddp mixed": said_of(lambda: mixed("ddp")),
         "state": said_of(stepped),
         "strange": said_of(lambda: prepare_optimizer(sgd(Branches()), fsdp())),
         "mesh": said_of(other_mesh),
@@ -114,6 +122,9 @@ def refused(world):
 def test_what_a_sharded_step_cannot_be_exact_with_is_refused():
     """On every rank and before the first step, with the mend."""
     wanted = {
+        "zero1 mixed": "strategy='zero1' shards parameters of one dtype together, but these have torch.float32, torch",
+        "fsdp mixed": "strategy='fsdp' shards parameters of one dtype together, but these have torch.float32, torch",
+        "ddp mixed": "nothing",
         "state": "AdamW has already taken steps, and strategy='fsdp' shards its state",
         "strange": "holds a tensor of shape [6, 4] that was not a parameter of the model",
         "mesh": "sharded over a mesh of shape (1, 2), but this world has 2 ranks",

@@ -262,10 +262,9 @@ def prepare(
     own = {"static_graph": static_graph, "find_unused_parameters": find_unused, "bucket_cap_mb": bucket_mb}
     options = _checked_options(strategy, options, own, comm_hook, units)
     compiler = None if compile is False else {} if compile is True else dict(compile)
-    if sync_batchnorm is not False:
-        from rankwise.train.models.batch_norm import join_batch_norms
+    from rankwise.train.models.batch_norm import join_batch_norms
 
-        model = join_batch_norms(model, world, wish=sync_batchnorm)
+    model = join_batch_norms(model, world, wish=sync_batchnorm)
     check_signature(model, world)  # names the differences: a wrapper would leave ranks waiting for each other
     if world.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
         prepared, record = model.to(world.device), Prepared(strategy="none")

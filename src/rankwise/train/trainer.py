@@ -134,6 +134,7 @@ class Trainer:
         self._show_progress = progress
         self.session: Session | None = None
         self._fitted_epochs: int | None = None
+        self._kept_steps = 0  # of a `fit` that failed: the model has them
         self._optimizer_records: tuple[JSON, JSON] | None = None  # as the last `fit` found it, and as it left it
         self._counted = counted
 
@@ -256,6 +257,12 @@ class Trainer:
         progress: Progress | None,
         balance: Balance | None,
     ) -> FitResult:
+        if self._kept_steps and not session.resumed_step and self.world.is_main:
+            _LOG.warning(
+                "an earlier fit of this Trainer failed after step %d: weights, optimizer and loader stay as it left "
+                "them, and steps count from 0; to start afresh make them anew; to continue, save_every= into a run=",
+                self._kept_steps,
+            )
         step = self._new_step()
         step.lone_sample = lone_sample(train, self.world, self.options.limit_steps, self.options.balance)
         loop = Loop(
@@ -280,11 +287,14 @@ class Trainer:
             self.hooks.fail(error)
             raise
         finally:
+            self._kept_steps = session.progressed.num_steps
             lost, seen = session.progressed.num_lost, session.progressed.num_samples  # over all ranks and restarts
             if lost and self.world.is_main:
                 _LOG.warning("%d of %d samples were damaged and left out of the training", lost, lost + seen)
+        if not session.progressed.num_steps and self.world.is_main:
+            _LOG.warning("nothing was trained: the loader has passed epochs=%d, which counts earlier ones too", epochs)
         session.finish(values)
-        self._fitted_epochs = epochs
+        self._fitted_epochs, self._kept_steps = epochs, 0
         self.hooks.call_together("fit_end")
         return FitResult(
             num_steps=session.progressed.num_steps,

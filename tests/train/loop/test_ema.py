@@ -76,6 +76,19 @@ def test_averages_of_half_precision_move():
     assert model.weight.tolist() == [[2.0, 2.0]]
 
 
+def test_complex_weights_are_averaged_too():
+    """Beside real ones, by the same formula."""
+    model = nn.ParameterDict({"real": torch.ones(2), "complex": torch.full((2,), 1 + 1j)})
+    ema = EMA(model, decay=0.5, ramp=False)
+    with torch.no_grad():
+        model["real"].mul_(3)
+        model["complex"].mul_(3j)
+    ema.update()
+    with ema.applied():
+        assert model["real"].tolist() == [2.0, 2.0]
+        assert model["complex"].tolist() == [-1 + 2j] * 2
+
+
 def test_a_training_begins_with_its_own_weights():
     """Those that came after the average was made, by init_from= or from rank 0, and not those before."""
     model = make_model()

@@ -51,7 +51,10 @@ def trained(world, form, batch_size, strategy="ddp", wish=True):
     }
     order = Order(NUM_SAMPLES, batch_size=batch_size, seed=3, remainder="drop")
     loader = ArrayLoader(arrays, order, seed=3, rank=world.rank, world_size=world.world_size)
-    model = prepare(Net(), world, strategy=strategy, sync_batchnorm=wish)
+    net = Net()
+    if wish == "converted":  # by torch, whose layers do not work on a CPU
+        net, wish = nn.SyncBatchNorm.convert_sync_batchnorm(net), False
+    model = prepare(net, world, strategy=strategy, sync_batchnorm=wish)
     optimizer = prepare_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     step = ExactStep(model, optimizer, form, world=world, max_grad_norm=10.0)
     for batches in loader:
@@ -75,11 +78,11 @@ def test_ranks_normalise_as_one(num_ranks, batch_size, form):
             assert torch.equal(apart[name], value)  # on one rank nothing is replaced
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
-def test_every_strategy_has_them(strategy):
-    """Also where parameters or their optimizer's state are sharded."""
+@pytest.mark.parametrize(("strategy", "wish"), [("zero1", "auto"), ("fsdp", "auto"), ("ddp", "converted")])
+def test_every_strategy_has_them(strategy, wish):
+    """Also where parameters or their optimizer's state are sharded, and for torch's SyncBatchNorm on a CPU."""
     wanted = trained(World.single(), weighted, 7)
-    for state in run_ranks(trained, 3, weighted, 7, strategy, "auto"):
+    for state in run_ranks(trained, 3, weighted, 7, strategy, wish):
         for name, value in wanted.items():
             torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
 
@@ -116,6 +119,6 @@ def test_what_cannot_be_is_said():
         assert [text.partition(":")[0].partition(",")[0] for text in said] == [
             "sync_batchnorm=True",
             "sync_batchnorm must be True",
-            " of the model has no parameters yet",
+            "the module '' has no parameters yet",
             "one value per channel over all ranks has no variance",
         ]

@@ -226,7 +226,7 @@ def test_an_optimizer_around_another_takes_the_schedulers_of_both():
 def test_modules_without_parameters_yet_are_refused():
     """By `prepare`, in words, instead of torch's error about a shape."""
     model = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(ConfigError, match=r"^0 of the model has no parameters yet: run one batch through"):
+    with pytest.raises(ConfigError, match=r"^the module '0' has no parameters yet: run one batch through"):
         make_trainer(model, sgd(model))
 
 

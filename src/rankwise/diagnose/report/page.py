@@ -197,7 +197,8 @@ def _cards(runs: Sequence[RunRecord], curves: Curves) -> Markup:
             ("last line", sections.moment(run.lines[-1].get("time")) if run.lines else "-"),
         ]
         final = run.finished.get("values")
-        facts += [(name, text_of(value)) for name, value in final.items()][:12] if isinstance(final, dict) else []
+        values = final.items() if isinstance(final, dict) else ()
+        facts += [(name, text_of(value)) for name, value in values if name != "num_steps"][:12]
         look = [
             el("li", findings.badge(level), el("a", text, href=f"#{place}"))
             for level, text, place in findings.attention(run, found)[:20]

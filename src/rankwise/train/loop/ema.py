@@ -58,7 +58,7 @@ class EMA:
         self.num_updates = 0
         self._decay, self._ramp = decay, ramp
         named = unwrapped(model).named_parameters()
-        self._model = {plain_name(name): p for name, p in named if p.is_floating_point()}
+        self._model = {plain_name(name): p for name, p in named if p.is_floating_point() or p.is_complex()}
         # no narrower than float32: in bfloat16 an average that moves by less than 1/256 of itself stays where it is
         self._averages = {name: widened(p.detach()).clone() for name, p in self._model.items()}
 

@@ -23,6 +23,7 @@ from rankwise.tracking.verdict import on_main
 from rankwise.train.loop.configuration import MAY_CHANGE, RELEASED, TrainOptions, environment_record
 from rankwise.train.loop.parts import Progressed
 from rankwise.train.models.passes import seed_training
+from rankwise.train.step.schedules import plan_of
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -223,7 +224,10 @@ class Session:
         """
         seed_training(self.world, 0)
         hooks = [name for name in self.parts if name.startswith("hook_")]  # a hook may be new
+        scheduler = getattr(self.parts.get("scheduler"), "obj", None)
+        plan = plan_of(scheduler)
         report = None if self.checkpointer is None else self.checkpointer.restore(self.parts, allow_missing=hooks)
+        self._log_plan(plan, plan_of(scheduler))
         if report is None:
             self._begin()
         else:
@@ -249,6 +253,15 @@ class Session:
         if self.tracker is not None:
             ids = {} if report is None else cast("Mapping[str, str]", report.meta.get("trackers", {}))
             self.tracker.start_attempt(self.resumed_step, ids=ids)
+
+    def _log_plan(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        old = [f"{name}={stored[name]} (here {value})" for name, value in wanted.items() if stored[name] != value]
+        if old and self.world.is_main:
+            _LOG.warning(
+                "%s: the scheduler keeps the plan of the checkpoint: %s. To train longer, plan for all epochs at once "
+                "and end early with limit_steps=; use LambdaLR, which follows the function passed now; or init_from=",
+                *(self.path, ", ".join(old)),
+            )
 
     def _begin(self) -> None:
         """Start at step 0, unless there was an earlier attempt."""

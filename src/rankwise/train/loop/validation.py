@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from rankwise.world.adopt import joined_world
 
 if TYPE_CHECKING:
     from torch import nn
+
+_LOG = logging.getLogger("rankwise.train")
 
 
 def evaluate(
@@ -82,7 +85,10 @@ def evaluate(
                     error.add_note(f"in the evaluation on rank {world.rank}, with the samples {ids}")
                     raise
                 means.add(((output.total.detach(), output.weight), output.metrics))
-    return means.reduce(world)
+    values = means.reduce(world)
+    if not values and world.is_main:
+        _LOG.warning("the held-out data gave no batch on any rank: is it a generator, which starts only once?")
+    return values
 
 
 def _share_buffers(module: nn.Module, world: World) -> None:

@@ -32,7 +32,7 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
     Args:
         model: changed in place, unless it is such a layer itself.
         world: this rank's world.
-        wish: True requires such layers; "auto" replaces those it finds and logs them; False replaces nothing.
+        wish: True requires such layers; "auto" replaces and logs them; False replaces only torch's, and on a CPU only.
 
     Raises:
         ConfigError: the value of `wish` is invalid, there is no such layer, or one has no parameters yet.
@@ -41,11 +41,15 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
         raise ConfigError(f"sync_batchnorm must be True, False or 'auto', got {wish!r}")
     every = model.named_modules(remove_duplicate=False)  # a layer may be in several places
     named = {name: m for name, m in every if isinstance(m, _Norm) and not hasattr(m, "joins_ranks")}
-    found = {name: module for name, module in named.items() if not isinstance(module, nn.SyncBatchNorm)}
-    if wish is False or world.world_size == 1:
+    if world.world_size == 1:
         return model
     if wish is True and not named:
         raise ConfigError("sync_batchnorm=True, but the model has no layer with batch statistics: leave it out")
+    found = {
+        name: norm
+        for name, norm in named.items()
+        if (norm.process_group is None and world.device.type != "cuda" if isinstance(norm, nn.SyncBatchNorm) else wish)
+    }
     made: dict[int, nn.Module] = {}
     for name, norm in found.items():
         joined = made.get(id(norm)) or made.setdefault(id(norm), _joined(norm, world))
@@ -53,7 +57,7 @@ def join_batch_norms(model: nn.Module, world: World, *, wish: bool | Literal["au
         if not name:
             return joined
         setattr(model.get_submodule(parent), own, joined)
-    if wish == "auto" and found and world.is_main:
+    if wish is not True and found and world.is_main:
         _LOG.info("%d layers compute their batch statistics over all ranks", len(made))
     return model
 

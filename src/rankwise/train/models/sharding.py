@@ -117,12 +117,22 @@ def shard(
     for unit in dict.fromkeys([*chosen, model]):
         unit.to(world.device)
         _send_to_all(unit, group)
+        _refuse_mixed([p for p in unit.parameters() if p.requires_grad and not is_dtensor(p)], "fsdp")
         fully_shard(unit, mesh=mesh, **options)
     for module in sharded_modules(model) if find_unused else ():
         if not hasattr(module, "set_reduce_scatter_unused_params"):
             raise ConfigError("find_unused=True with strategy='fsdp' needs a newer torch: use strategy='zero1'")
         module.set_reduce_scatter_unused_params(True)
     return Prepared(strategy="fsdp", group=group, find_unused=find_unused, before=before)
+
+
+def _refuse_mixed(params: Sequence[torch.Tensor], strategy: str) -> None:
+    dtypes = sorted({str(p.dtype) for p in params})
+    if len(dtypes) > 1:
+        raise ConfigError(
+            f"strategy={strategy!r} shards parameters of one dtype together, but these have {', '.join(dtypes)}: "
+            "convert them to one (precision= runs the step under autocast), or use strategy='ddp'"
+        )
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
@@ -350,6 +360,7 @@ def _zero(optimizer: Any, prepared: Prepared) -> Any:
     def local(groups: list[dict[str, Any]], **_: Any) -> Any:
         return over_groups(optimizer, groups)
 
+    _refuse_mixed([p for group in optimizer.param_groups for p in group["params"]], "zero1")
     zero: Any = ZeroRedundancyOptimizer(
         optimizer.param_groups, optimizer_class=cast("Any", local), process_group=prepared.group, **optimizer.defaults
     )

@@ -129,7 +129,7 @@ def refuse_strategies(model: nn.Module) -> None:
     for name, module in model.named_modules():
         own = *module.parameters(recurse=False), *module.buffers(recurse=False)
         if any(isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)) for tensor in own):
-            raise ConfigError(f"{name} of the model has no parameters yet: run one batch through it before prepare")
+            raise ConfigError(f"the module {name!r} has no parameters yet: run one batch through it before prepare")
         if isinstance(module, nn.DataParallel):
             raise ConfigError(
                 "nn.DataParallel computes on several devices inside one process, but rankwise runs one process per "

@@ -208,9 +208,9 @@ class ExactStep:
             raise StepError(unused_text(names, f"in the first pass of rank {', '.join(map(str, unused))}"))
         if self.lone_sample and seen[0].needs_two:
             raise StepError(
-                f"{self.lone_sample}, and {', '.join(seen[0].needs_two)} of the model takes batch statistics, which a "
-                "single sample does not have: torch would fail at that step. Choose another batch_size or micro_batch, "
-                'Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
+                f"{self.lone_sample}, and {', '.join(map(repr, seen[0].needs_two))} of the model takes batch "
+                "statistics, which a single sample does not have: torch would fail at that step. Choose another "
+                'batch_size or micro_batch, Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
             )
 
     def _unscale(self, scaler: torch.amp.GradScaler) -> bool:

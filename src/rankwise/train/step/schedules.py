@@ -7,6 +7,9 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
+# what torch's schedulers take from the script and, with a checkpoint's state, from the checkpoint instead
+_SETTINGS = {"total_steps", "total_iters", "T_max", "T_0", "T_mult", "eta_min", "step_size", "gamma", "milestones"}
+
 
 class BySamples:
     """A scheduler that is stepped once for every `per` samples that were trained on, over all ranks.
@@ -53,6 +56,19 @@ class BySamples:
         """Restore both."""
         self.num_samples = int(state["num_samples"])
         self.scheduler.load_state_dict(state["scheduler"])
+
+
+def plan_of(scheduler: Any) -> dict[str, Any]:
+    """Return the settings of torch's schedulers by name, without what their steps change; none of other schedulers."""
+    if isinstance(scheduler, BySamples):
+        return plan_of(scheduler.scheduler)
+    if type(scheduler).__module__ != "torch.optim.lr_scheduler":
+        return {}
+    kind = type(scheduler).__name__
+    plan = {f"{kind}.{name}": value for name, value in vars(scheduler).items() if name.lstrip("_") in _SETTINGS}
+    for index, inner in enumerate(getattr(scheduler, "_schedulers", ())):
+        plan |= {f"{kind}[{index}].{name}": value for name, value in plan_of(inner).items()}
+    return plan
 
 
 def step_schedule(scheduler: Any, num_samples: int) -> None:
