@@ -162,7 +162,7 @@ def watch_command(
 
     if list_jobs:
         for found in running_jobs():
-            print(f"{found.launcher}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
+            print(f"{found.pid}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
         return
     if slurm is None:
         evidence, silent = inspect_run(job), dict[str, str]()
