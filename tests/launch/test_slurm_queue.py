@@ -141,6 +141,20 @@ def test_the_logs_of_a_job_that_slurm_has_forgotten_end(asked, tmp_path, monkeyp
     assert capsys.readouterr().out == "the output\n"
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 7}', '{"job_id": "8", "fol', "\xff"])
+def test_a_damaged_file_of_a_job_is_skipped(tmp_path, monkeypatch, capsys, text):
+    """`rankwise jobs` lists the others and says so; who asks for that job is told the file."""
+    monkeypatch.setattr(handle_module, "state_folder", lambda: tmp_path)
+    job = handle_module.SlurmHandle(job_id="7", folder=tmp_path, name="sum", num_ranks=1)
+    job.remember()
+    damaged = tmp_path / "job-8.json"
+    damaged.write_text(text, encoding="latin-1")
+    assert handle_module.SlurmHandle.find_all() == [job]
+    assert str(damaged) in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"job-8\.json, the file of a submitted job, cannot be read .*: remove it"):
+        handle_module.SlurmHandle.find("8")
+
+
 def test_a_job_in_which_another_is_submitted_is_hidden(monkeypatch):
     """From sbatch, which would hand the step of this one on; where Slurm is found stays."""
     monkeypatch.setenv("SLURM_STEP_ID", "0")
