@@ -67,6 +67,36 @@ def test_functions_of_a_main_program_of_any_kind(launcher, start):
     assert (launcher.folder / "values").read_text() == "[0, 1]\n"
 
 
+VENDORED = """
+    import os, sys
+    sys.path[:0] = {added}
+    import rankwise
+
+    def find():
+        import torch
+        return os.path.abspath(rankwise.__file__), torch.__name__
+
+    if __name__ == "__main__":
+        os.chdir("elsewhere")
+        print(rankwise.run(find, num_ranks=2))
+"""
+
+
+@pytest.mark.parametrize("start", ["relative", "added"])
+def test_a_package_that_a_fresh_interpreter_does_not_find(launcher, start):
+    """By a relative PYTHONPATH before a change of the working directory, or by sys.path: ranks load the same one."""
+    vendor = launcher.folder / "vendor"
+    vendor.mkdir()
+    (vendor / "rankwise").symlink_to(Path(rankwise.__file__).parent)
+    (launcher.folder / "elsewhere").mkdir()
+    script = launcher.script(VENDORED.format(added=[str(vendor)] if start == "added" else []))
+    env = {**os.environ, **({"PYTHONPATH": "vendor"} if start == "relative" else {})}
+    done = subprocess.run(
+        [sys.executable, script], env=env, cwd=launcher.folder, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.stdout == f"{[(str(vendor / 'rankwise' / '__init__.py'), 'torch')] * 2}\n", done.stderr
+
+
 def test_a_rank_that_closes_all_that_it_inherited(tmp_path):
     """As a daemon does: the value arrives, and no report is written into a file of the rank's own."""
     own = tmp_path / "own"

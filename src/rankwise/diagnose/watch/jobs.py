@@ -89,9 +89,7 @@ def _job(found: list[Vital]) -> RunningJob:
     variables = dict(word.split("=", 1) for word in words if "=" in word)
     run_dir = variables.get("RANKWISE_RUN_DIR", "")
     launcher = parent_process(first)
-    return RunningJob(
-        pid=first, launcher=launcher, command=command, run_dir=run_dir, variables=variables, ranks=found
-    )
+    return RunningJob(pid=first, launcher=launcher, command=command, run_dir=run_dir, variables=variables, ranks=found)
 
 
 def entries_of(job: RunningJob) -> list[Entry]:
