@@ -32,9 +32,12 @@ APPLICATION = """
     class Value:
         rank = 0
 
+    # who loads it: on the ranks they do, unless it is sent by value, for a profiler that hides the program
+    LOADED = None if "cProfile" in sys.orig_argv else os.getpid()
+
     def make():
         value = Value()
-        value.rank = int(os.environ["RANK"])
+        value.rank = int(os.environ["RANK"]) if LOADED in (None, os.getpid()) else None
         print("made", flush=True)
         return value
 
@@ -45,7 +48,18 @@ APPLICATION = """
 """
 
 
-@pytest.mark.parametrize("start", ["folder", "archive", "-m cProfile -o profile", "closed"])
+# as cProfile does from Python 3.13.1 on
+PROFILER = """
+    import importlib.machinery, sys, types
+    del sys.argv[0]
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    module.__spec__ = importlib.machinery.ModuleSpec("__main__", None, origin=sys.argv[0])
+    exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"), module.__dict__)
+"""
+CLOSED = {"closed": " <&- >&-", "all closed": " <&- >&- 2>&-"}
+
+
+@pytest.mark.parametrize("start", ["folder", "archive", "-m cProfile -o profile", "profiler", *CLOSED])
 def test_functions_of_a_main_program_of_any_kind(launcher, start):
     """A folder, an archive, a script that a profiler runs, a script whose standard streams are closed."""
     script = Path(launcher.script(APPLICATION))
@@ -58,9 +72,11 @@ def test_functions_of_a_main_program_of_any_kind(launcher, start):
         target = launcher.folder / "app.pyz"
         with zipfile.ZipFile(target, "w") as archive:
             archive.write(script, "__main__.py")
-    elif start != "closed":
+    elif start == "profiler":
+        words = [launcher.script(PROFILER, name="profiler.py")]
+    elif start not in CLOSED:
         words = start.split()
-    command = shlex.join([sys.executable, *words, str(target)]) + (" <&- >&-" if start == "closed" else "")
+    command = shlex.join([sys.executable, *words, str(target)]) + CLOSED.get(start, "")
     words = ["sh", "-c", f"exec {command}"]
     done = subprocess.run(words, cwd=launcher.folder, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
