@@ -5,14 +5,17 @@ import math
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rankwise.errors import ConfigError, LaunchError
+from rankwise.launch.job import Job
 from rankwise.launch.slurm import follower, queue, submission
 from rankwise.launch.slurm import handle as handle_module
 from rankwise.launch.slurm import launcher as launcher_module
 from rankwise.launch.slurm.request import Request
+from rankwise.launch.target import Target
 
 
 @pytest.fixture
@@ -170,6 +173,21 @@ def test_a_job_array_is_refused(tmp_path):
     """Its tasks would have numbers of their own, which nobody would wait for."""
     with pytest.raises(ConfigError, match=r"array=0-3: a job is one launch; submit one for each task"):
         Request(folder=tmp_path, parameters={"array": "0-3"})
+
+
+def test_the_number_of_a_submitted_job_arrives(tmp_path, monkeypatch, capsys):
+    """Even if the home folder is read-only: then the job is in the queue, and only its file is missing."""
+    found = SimpleNamespace(job_id="7", paths=SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(submission, "_executor", lambda _: SimpleNamespace(submit=lambda _: found))
+    monkeypatch.setattr(Request, "check", lambda *_: None)
+    (tmp_path / "state").write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    job = Job(target=Target(kind="module", name="train"), num_ranks=2)
+    handle = submission.submit(job, Request(folder=tmp_path, ranks_per_node=2))
+    assert handle.job_id == "7"
+    told = capsys.readouterr().err
+    assert "will not know job 7" in told
+    assert "set XDG_STATE_HOME to a folder that the nodes share" in told
 
 
 def test_names_in_any_encoding(tmp_path, monkeypatch, wait_until):

@@ -78,6 +78,10 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     is_main = True
     if script is not None and nccl_log is not None:
         raise ConfigError("--script and --nccl-log cannot be combined: give one of them")
+    if data is not None and (script is not None or nccl_log is not None):
+        raise ConfigError("--data is measured without --script and --nccl-log: give it in a command of its own")
+    if nccl_log is not None and any(sections):
+        raise ConfigError("--nccl-log checks the section nccl alone: give it without --only and --skip")
     if nccl_log is not None:
         checks = _read_logs([nccl_log, *(words or [])])
     elif script is not None:
@@ -88,6 +92,11 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         raise ConfigError(f"arguments are only valid with --script FILE or --nccl-log FILE, got {' '.join(words)!r}")
     else:
         checks, is_main = examine(ranks=ranks, deadline_s=timeout, data=data, only=sections[0], skip=sections[1])
+    if is_main and not checks:
+        raise ConfigError(
+            "nothing was checked: the section network needs a job of several ranks; code, one rank, two ranks and "
+            "profile need --script FILE, which checks no network, ranks, group and data; nccl needs --nccl-log FILE"
+        )
     if is_main:
         print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else render(checks))
     # other ranks exit with 0: a launcher that sees one fail would end the rank that still prints
@@ -161,7 +170,16 @@ def watch_command(
     from rankwise.diagnose.watch.jobs import inspect_run, running_jobs
 
     if list_jobs:
-        for found in running_jobs():
+        if job or slurm is not None:
+            raise ConfigError(f"--list lists all jobs of this machine, it takes no job, got {job or slurm!r}")
+        running = running_jobs()
+        if as_json:
+            names = ("pid", "launcher", "command", "run_dir", "idle_s")
+            told = [{name: getattr(each, name) for name in names} | {"ranks": len(each.ranks)} for each in running]
+            print(json.dumps(told, indent=1))
+        elif not running:
+            print("no job of this user runs on this machine under rankwise run, rankwise.watch() or RANKWISE_WATCH")
+        for found in [] if as_json else running:
             print(f"{found.pid}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
         return
     if slurm is None:

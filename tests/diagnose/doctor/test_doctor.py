@@ -17,6 +17,7 @@ import zarr
 
 import rankwise
 from rankwise._process.place import find_place
+from rankwise.cli.diagnosis import doctor_command
 from rankwise.diagnose.doctor import Check, examine, exit_code, group, job, render
 from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.group import check_group
@@ -189,6 +190,22 @@ def test_the_data_are_read(tmp_path, monkeypatch):
     assert "No closing quotation" in check_data("'a b").evidence
     missing = check_data(str(tmp_path / "none"))
     assert (missing.status, "--crop" in missing.mend) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": ["profile", "one rank"]}, "nothing was checked: .* need --script FILE"),
+        ({"only": ["network"]}, "nothing was checked: the section network needs a job"),
+        ({"nccl_log": "log", "only": ["host"]}, "without --only and --skip"),
+        ({"nccl_log": "log", "data": "store"}, "--data is measured without"),
+        ({"script": "train.py", "data": "store"}, "--data is measured without"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(options, message):
+    """Sections that no part of the command checks, and options of its other parts."""
+    with pytest.raises(ConfigError, match=message):
+        doctor_command(**options)
 
 
 def test_sections_are_chosen():

@@ -137,7 +137,10 @@ def submit(
         num_ranks=request.nodes * request.ranks_per_node,
         run_dir=None if job.run_dir is None else job.run_dir.absolute(),
     )
-    handle.remember()
+    try:
+        handle.remember()
+    except (OSError, LaunchError) as error:  # the job is in the queue: its number must reach the user
+        print(f"rankwise: `rankwise jobs` will not know job {handle.job_id}: {error}", file=sys.stderr)  # noqa: T201
     return handle
 
 
