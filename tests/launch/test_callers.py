@@ -113,6 +113,14 @@ def test_a_package_that_a_fresh_interpreter_does_not_find(launcher, start):
     assert done.stdout == f"{[(str(vendor / 'rankwise' / '__init__.py'), 'torch')] * 2}\n", done.stderr
 
 
+def test_hidden_output_is_said_in_the_words_of_the_call(capfd):
+    """The command has an option --tee, the function an argument."""
+    rankwise.run(print, "said", num_ranks=2)
+    said = capfd.readouterr()
+    assert said.out == "said\n"
+    assert said.err == 'rankwise: not shown: 1 lines on stdout of rank 1 (tee="all" shows them)\n'
+
+
 def test_a_rank_that_closes_all_that_it_inherited(tmp_path):
     """As a daemon does: the value arrives, and no report is written into a file of the rank's own."""
     own = tmp_path / "own"

@@ -327,9 +327,11 @@ class Attempt:
         for stream in self._streams.values():
             stream.flush()
         if hidden and self._logs is None:
-            ranks = ", ".join(map(str, sorted(hidden)))
+            ranks, option = ", ".join(map(str, sorted(hidden))), "--tee all"
+            if self._job.target.kind == "call":  # of `rankwise.run`
+                option = 'tee="all"'
             self._console.log(
-                f"not shown: {sum(hidden.values())} lines on stdout of rank {ranks} (--tee all shows them)"
+                f"not shown: {sum(hidden.values())} lines on stdout of rank {ranks} ({option} shows them)"
             )
         with contextlib.suppress(OSError):
             steps = [vital.step for vital in vitals.read(self._folder) if vital.step is not None]
