@@ -203,7 +203,10 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="FILE", help="HTML file to write. Default: report.html in the first run directory."
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="HTML file to write, - for standard output. Default: report.html in the first run directory.",
         ),
     ] = None,
     lint: Annotated[
@@ -217,12 +220,14 @@ def report_command(
     """Write a self-contained HTML report on runs: curves, times, restarts, findings, checkpoints. Runs no code."""
     from rankwise.diagnose.report import write_report
 
-    page = out if out is not None else runs[0] / "report.html"
+    page, stdout = out if out is not None else runs[0] / "report.html", Path("/dev/stdout")
+    page = stdout if page == Path("-") else page
     found = write_report(runs, page, lint=lint, doctor=doctor)
     for run in found:
         for note in run.notes:
             typer.echo(f"{run.name}: {note}", err=True)
-    print(page)
+    if page != stdout:
+        print(page)
     if show:
         import webbrowser
 

@@ -51,7 +51,8 @@ class Registry:
             self._store.append(f"{_PREFIX}/ranks", line + "\n")
         else:
             self._store.set(f"{_PREFIX}/rank/{entry.rank}", line)
-        return self._store.compare_set(f"{_PREFIX}/job", "", os.urandom(8).hex()).decode()  # the first rank's counts
+        name = self._store.compare_set(f"{_PREFIX}/job", "", os.urandom(8).hex())  # the first rank's counts
+        return str(name, "ascii")
 
     def entries(self, world_size: int) -> list[Entry]:
         """Return the registered ranks; the last entry of a rank counts.
