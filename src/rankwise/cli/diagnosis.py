@@ -78,10 +78,8 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     is_main = True
     if script is not None and nccl_log is not None:
         raise ConfigError("--script and --nccl-log cannot be combined: give one of them")
-    if data is not None and (script is not None or nccl_log is not None):
-        raise ConfigError("--data is measured without --script and --nccl-log: give it in a command of its own")
-    if nccl_log is not None and any(sections):
-        raise ConfigError("--nccl-log checks the section nccl alone: give it without --only and --skip")
+    if (nccl_log and any(sections)) or (data is not None and (script or nccl_log)):
+        raise ConfigError("--script takes no --data, and --nccl-log no --data, --only and --skip: run them separately")
     if nccl_log is not None:
         checks = _read_logs([nccl_log, *(words or [])])
     elif script is not None:
@@ -93,10 +91,8 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     else:
         checks, is_main = examine(ranks=ranks, deadline_s=timeout, data=data, only=sections[0], skip=sections[1])
     if is_main and not checks:
-        raise ConfigError(
-            "nothing was checked: the section network needs a job of several ranks; code, one rank, two ranks and "
-            "profile need --script FILE, which checks no network, ranks, group and data; nccl needs --nccl-log FILE"
-        )
+        what = "these sections belong to another use of doctor (--script, --nccl-log, under a launcher)"
+        raise ConfigError(f"nothing was checked: {what}")
     if is_main:
         print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else render(checks))
     # other ranks exit with 0: a launcher that sees one fail would end the rank that still prints
@@ -172,15 +168,13 @@ def watch_command(
     if list_jobs:
         if job or slurm is not None:
             raise ConfigError(f"--list lists all jobs of this machine, it takes no job, got {job or slurm!r}")
-        running = running_jobs()
+        names, found = ("pid", "launcher", "command", "run_dir", "idle_s"), running_jobs()
+        lines = [f"{j.pid}  {len(j.ranks)} ranks  quiet for {j.idle_s:.0f} s  {j.command[:100]}" for j in found]
         if as_json:
-            names = ("pid", "launcher", "command", "run_dir", "idle_s")
-            told = [{name: getattr(each, name) for name in names} | {"ranks": len(each.ranks)} for each in running]
-            print(json.dumps(told, indent=1))
-        elif not running:
-            print("no job of this user runs on this machine under rankwise run, rankwise.watch() or RANKWISE_WATCH")
-        for found in [] if as_json else running:
-            print(f"{found.pid}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
+            print(json.dumps([{**{n: getattr(j, n) for n in names}, "ranks": len(j.ranks)} for j in found], indent=1))
+        else:
+            none = "no job of this user runs on this machine under rankwise run, rankwise.watch() or RANKWISE_WATCH"
+            print("\n".join(lines) or none)
         return
     if slurm is None:
         evidence, silent = inspect_run(job), dict[str, str]()
@@ -203,10 +197,7 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE",
-            help="HTML file to write, - for standard output. Default: report.html in the first run directory.",
+            "-o", "--out", metavar="FILE", help="HTML file, - for stdout. Default: report.html in the first run."
         ),
     ] = None,
     lint: Annotated[
@@ -220,13 +211,13 @@ def report_command(
     """Write a self-contained HTML report on runs: curves, times, restarts, findings, checkpoints. Runs no code."""
     from rankwise.diagnose.report import write_report
 
-    page, stdout = out if out is not None else runs[0] / "report.html", Path("/dev/stdout")
-    page = stdout if page == Path("-") else page
+    page = out if out is not None else runs[0] / "report.html"
+    page = Path("/dev/stdout") if page == Path("-") else page
     found = write_report(runs, page, lint=lint, doctor=doctor)
     for run in found:
         for note in run.notes:
             typer.echo(f"{run.name}: {note}", err=True)
-    if page != stdout:
+    if page != Path("/dev/stdout"):
         print(page)
     if show:
         import webbrowser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections import Counter
@@ -57,10 +58,9 @@ def running_jobs() -> list[RunningJob]:
 
 def _name_of_job(vital: Vital) -> str:
     """Return the name by which a watched rank is registered; under `rankwise run` the launcher has one job."""
-    try:
-        return (vital.folder / JOB).read_text() or str(parent_process(vital.pid))
-    except OSError:
-        return str(parent_process(vital.pid))
+    with contextlib.suppress(OSError):
+        return (vital.folder / JOB).read_text()
+    return str(parent_process(vital.pid))
 
 
 def _own_vitals(folder: Path) -> list[Vital]:

@@ -201,8 +201,7 @@ def _start_service(far: socket.socket, hint: tuple[str, str] | None) -> tuple[su
         env["MPLBACKEND"] = "agg"  # a notebook's backend works only in its kernel
     home, known = str(Path(errors.__file__).parents[1]), env.get("PYTHONPATH", "")
     if home not in [*known.split(os.pathsep), *site.getsitepackages(), site.getusersitepackages()]:
-        # a fresh interpreter may not find this package: the program found it by a path that it has added, or by a
-        # relative one before it changed the working directory
+        # a fresh interpreter may not find this package: by a relative path, or one that the program has added
         env["PYTHONPATH"] = f"{home}{os.pathsep}{known}" if known else home
     # start it with SIGINT blocked: it unblocks the signal once its handler is set; before, SIGINT would kill it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

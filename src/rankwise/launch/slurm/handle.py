@@ -193,8 +193,7 @@ class SlurmHandle:
         """Return the handle of this job id.
 
         Raises:
-            ConfigError: there is no such job, it belongs to another user, rankwise did not submit it, or its file is
-                damaged.
+            ConfigError: there is no such job, it is another user's, rankwise did not submit it, or its file is damaged.
             LaunchError: Slurm, which is asked about jobs without such a file, does not answer.
         """
         if not job_id.isdecimal():
@@ -231,5 +230,4 @@ def _read(path: Path) -> SlurmHandle:
         fields["run_dir"] = None if fields["run_dir"] is None else Path(fields["run_dir"])
         return SlurmHandle(**fields)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path}, the file of a submitted job, cannot be read ({what}): remove it") from error
+        raise ConfigError(f"{path}, the file of a submitted job, cannot be read ({error!r}): remove it") from error

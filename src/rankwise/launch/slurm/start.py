@@ -124,15 +124,7 @@ def num_ready(folder: Path) -> int:
 
 
 def state_folder() -> Path:
-    """Return this user's folder for the state of jobs, shared with the nodes; create it if missing.
-
-    Raises:
-        LaunchError: it cannot be created.
-    """
-    try:
-        folder = user_folder("XDG_STATE_HOME", ".local/state") / "slurm"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        what = f"the folder for the state of Slurm jobs cannot be created: {error}"
-        raise LaunchError(f"{what}; set XDG_STATE_HOME to a folder that the nodes share") from error
+    """Return this user's folder for the state of jobs, shared with the nodes; create it if missing."""
+    folder = user_folder("XDG_STATE_HOME", ".local/state") / "slurm"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

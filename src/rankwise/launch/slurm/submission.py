@@ -139,8 +139,9 @@ def submit(
     )
     try:
         handle.remember()
-    except (OSError, LaunchError) as error:  # the job is in the queue: its number must reach the user
-        print(f"rankwise: `rankwise jobs` will not know job {handle.job_id}: {error}", file=sys.stderr)  # noqa: T201
+    except OSError as error:  # the job is in the queue: its number must reach the user
+        what = f"`rankwise jobs` will not know job {handle.job_id}: {error}"
+        print(f"rankwise: {what}; set XDG_STATE_HOME to a folder that the nodes share", file=sys.stderr)  # noqa: T201
     return handle
 
 
