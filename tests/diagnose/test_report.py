@@ -261,3 +261,15 @@ def test_whoever_leaves_samples_out_is_heard(tmp_path, logger, call):
     said = call.replace("%d", "7").replace("%s", "shard 3")
     (run / "logs" / "attempt-0" / "rank-1.err").write_text(f"WARNING {said}\n")
     assert said in page_of(run)
+
+
+def test_the_page_on_standard_output(tmp_path):
+    """`-o -` writes the page and nothing else there, and no file of that name."""
+    make_run(tmp_path / "run")
+    command = [sys.executable, "-m", "rankwise", "report", "run", "-o"]
+    pages = [subprocess.run([*command, out], cwd=tmp_path, capture_output=True, check=True) for out in ("-", "file")]
+    for page in (pages[0].stdout, (tmp_path / "file").read_bytes()):
+        assert page.startswith(b"<!doctype html")
+        assert page.endswith(b"</html>\n")
+    assert pages[1].stdout == b"file\n"
+    assert not (tmp_path / "-").exists()

@@ -32,9 +32,12 @@ APPLICATION = """
     class Value:
         rank = 0
 
+    # who loads it: on the ranks they do, unless it is sent by value, for a profiler that hides the program
+    LOADED = None if "cProfile" in sys.orig_argv else os.getpid()
+
     def make():
         value = Value()
-        value.rank = int(os.environ["RANK"])
+        value.rank = int(os.environ["RANK"]) if LOADED in (None, os.getpid()) else None
         print("made", flush=True)
         return value
 
@@ -45,7 +48,18 @@ APPLICATION = """
 """
 
 
-@pytest.mark.parametrize("start", ["folder", "archive", "-m cProfile -o profile", "closed"])
+# as cProfile does from Python 3.13.1 on
+PROFILER = """
+    import importlib.machinery, sys, types
+    del sys.argv[0]
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    module.__spec__ = importlib.machinery.ModuleSpec("__main__", None, origin=sys.argv[0])
+    exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"), module.__dict__)
+"""
+CLOSED = {"closed": " <&- >&-", "all closed": " <&- >&- 2>&-"}
+
+
+@pytest.mark.parametrize("start", ["folder", "archive", "-m cProfile -o profile", "profiler", *CLOSED])
 def test_functions_of_a_main_program_of_any_kind(launcher, start):
     """A folder, an archive, a script that a profiler runs, a script whose standard streams are closed."""
     script = Path(launcher.script(APPLICATION))
@@ -58,13 +72,53 @@ def test_functions_of_a_main_program_of_any_kind(launcher, start):
         target = launcher.folder / "app.pyz"
         with zipfile.ZipFile(target, "w") as archive:
             archive.write(script, "__main__.py")
-    elif start != "closed":
+    elif start == "profiler":
+        words = [launcher.script(PROFILER, name="profiler.py")]
+    elif start not in CLOSED:
         words = start.split()
-    command = shlex.join([sys.executable, *words, str(target)]) + (" <&- >&-" if start == "closed" else "")
+    command = shlex.join([sys.executable, *words, str(target)]) + CLOSED.get(start, "")
     words = ["sh", "-c", f"exec {command}"]
     done = subprocess.run(words, cwd=launcher.folder, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     assert (launcher.folder / "values").read_text() == "[0, 1]\n"
+
+
+VENDORED = """
+    import os, sys
+    sys.path[:0] = {added}
+    import rankwise
+
+    def find():
+        import torch
+        return os.path.abspath(rankwise.__file__), torch.__name__
+
+    if __name__ == "__main__":
+        os.chdir("elsewhere")
+        print(rankwise.run(find, num_ranks=2))
+"""
+
+
+@pytest.mark.parametrize("start", ["relative", "added"])
+def test_a_package_that_a_fresh_interpreter_does_not_find(launcher, start):
+    """By a relative PYTHONPATH before a change of the working directory, or by sys.path: ranks load the same one."""
+    vendor = launcher.folder / "vendor"
+    vendor.mkdir()
+    (vendor / "rankwise").symlink_to(Path(rankwise.__file__).parent)
+    (launcher.folder / "elsewhere").mkdir()
+    script = launcher.script(VENDORED.format(added=[str(vendor)] if start == "added" else []))
+    env = {**os.environ, **({"PYTHONPATH": "vendor"} if start == "relative" else {})}
+    done = subprocess.run(
+        [sys.executable, script], env=env, cwd=launcher.folder, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.stdout == f"{[(str(vendor / 'rankwise' / '__init__.py'), 'torch')] * 2}\n", done.stderr
+
+
+def test_hidden_output_is_said_in_the_words_of_the_call(capfd):
+    """The command has an option --tee, the function an argument."""
+    rankwise.run(print, "said", num_ranks=2)
+    said = capfd.readouterr()
+    assert said.out == "said\n"
+    assert said.err == 'rankwise: not shown: 1 lines on stdout of rank 1 (tee="all" shows them)\n'
 
 
 def test_a_rank_that_closes_all_that_it_inherited(tmp_path):

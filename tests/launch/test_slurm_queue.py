@@ -5,14 +5,17 @@ import math
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rankwise.errors import ConfigError, LaunchError
+from rankwise.launch.job import Job
 from rankwise.launch.slurm import follower, queue, submission
 from rankwise.launch.slurm import handle as handle_module
 from rankwise.launch.slurm import launcher as launcher_module
 from rankwise.launch.slurm.request import Request
+from rankwise.launch.target import Target
 
 
 @pytest.fixture
@@ -141,6 +144,20 @@ def test_the_logs_of_a_job_that_slurm_has_forgotten_end(asked, tmp_path, monkeyp
     assert capsys.readouterr().out == "the output\n"
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 7}', '{"job_id": "8", "fol', "\xff"])
+def test_a_damaged_file_of_a_job_is_skipped(tmp_path, monkeypatch, capsys, text):
+    """`rankwise jobs` lists the others and says so; who asks for that job is told the file."""
+    monkeypatch.setattr(handle_module, "state_folder", lambda: tmp_path)
+    job = handle_module.SlurmHandle(job_id="7", folder=tmp_path, name="sum", num_ranks=1)
+    job.remember()
+    damaged = tmp_path / "job-8.json"
+    damaged.write_text(text, encoding="latin-1")
+    assert handle_module.SlurmHandle.find_all() == [job]
+    assert str(damaged) in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"job-8\.json, the file of a submitted job, cannot be read .*: remove it"):
+        handle_module.SlurmHandle.find("8")
+
+
 def test_a_job_in_which_another_is_submitted_is_hidden(monkeypatch):
     """From sbatch, which would hand the step of this one on; where Slurm is found stays."""
     monkeypatch.setenv("SLURM_STEP_ID", "0")
@@ -156,6 +173,21 @@ def test_a_job_array_is_refused(tmp_path):
     """Its tasks would have numbers of their own, which nobody would wait for."""
     with pytest.raises(ConfigError, match=r"array=0-3: a job is one launch; submit one for each task"):
         Request(folder=tmp_path, parameters={"array": "0-3"})
+
+
+def test_the_number_of_a_submitted_job_arrives(tmp_path, monkeypatch, capsys):
+    """Even if the home folder is read-only: then the job is in the queue, and only its file is missing."""
+    found = SimpleNamespace(job_id="7", paths=SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(submission, "_executor", lambda _: SimpleNamespace(submit=lambda _: found))
+    monkeypatch.setattr(Request, "check", lambda *_: None)
+    (tmp_path / "state").write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    job = Job(target=Target(kind="module", name="train"), num_ranks=2)
+    handle = submission.submit(job, Request(folder=tmp_path, ranks_per_node=2))
+    assert handle.job_id == "7"
+    told = capsys.readouterr().err
+    assert "will not know job 7" in told
+    assert "set XDG_STATE_HOME to a folder that the nodes share" in told
 
 
 def test_names_in_any_encoding(tmp_path, monkeypatch, wait_until):

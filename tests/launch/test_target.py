@@ -11,6 +11,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "odd:name").touch()
+    (tmp_path / "parts").mkdir()
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ def test_kinds(words, as_module, kind):
         (["package.train"], "-m package.train"),
         (["--late"], "put options of rankwise before the script"),
         (["sub/none.py"], "no script"),
+        (["parts"], "'parts' is a folder without __main__.py"),
     ],
 )
 def test_mistakes_name_the_mend(words, message):

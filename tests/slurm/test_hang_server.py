@@ -1,14 +1,18 @@
 """The server that the supervisors of several nodes ask who holds them up: real sockets, ranks that are described."""
 
+import contextlib
 import socket
 import time
 
 import pytest
 
+from rankwise._process.addresses import is_own
 from rankwise.launch.elastic.server import Server
 from rankwise.launch.failures.observation import Observation
 from rankwise.launch.local.loop import Loop
+from rankwise.launch.slurm import node as node_module
 from rankwise.launch.slurm.hang import HangClient
+from rankwise.launch.slurm.start import Rendezvous
 
 SECRET = "s" * 32
 
@@ -73,6 +77,22 @@ def served():
         for client in made:
             client.close()
         server.close()
+
+
+@pytest.mark.skipif(not is_own("::1"), reason="no IPv6")
+def test_the_nodes_meet_over_ipv6(tmp_path, monkeypatch):
+    """The first node listens on its address of either family, and publishes it."""
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "::1")
+    with Loop() as loop, contextlib.ExitStack() as stack:
+        console = Console()
+        rendezvous = node_module._publish(tmp_path, SECRET, loop, console, stack)
+        assert rendezvous == Rendezvous.read(tmp_path / "rendezvous.json")
+        address = rendezvous.address, rendezvous.hang_port
+        assert address[0] == "::1"
+        client = HangClient(address, SECRET, node=1, loop=loop, console=console, run_dir=None)
+        stack.callback(client.close)
+        joined(loop, client)
 
 
 def until(loop, condition):

@@ -38,10 +38,14 @@ def address_towards(host: str = _ELSEWHERE) -> str:
     return ""
 
 
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the family of an IPv4 or IPv6 address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def is_own(address: str) -> bool:
     """Whether an address belongs to this machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with contextlib.suppress(OSError), socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         probe.bind((address, 0))
         return True
     return False

@@ -78,6 +78,8 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     is_main = True
     if script is not None and nccl_log is not None:
         raise ConfigError("--script and --nccl-log cannot be combined: give one of them")
+    if (nccl_log and any(sections)) or (data is not None and (script or nccl_log)):
+        raise ConfigError("--script takes no --data, and --nccl-log no --data, --only and --skip: run them separately")
     if nccl_log is not None:
         checks = _read_logs([nccl_log, *(words or [])])
     elif script is not None:
@@ -88,6 +90,9 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         raise ConfigError(f"arguments are only valid with --script FILE or --nccl-log FILE, got {' '.join(words)!r}")
     else:
         checks, is_main = examine(ranks=ranks, deadline_s=timeout, data=data, only=sections[0], skip=sections[1])
+    if is_main and not checks:
+        what = "these sections belong to another use of doctor (--script, --nccl-log, under a launcher)"
+        raise ConfigError(f"nothing was checked: {what}")
     if is_main:
         print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else render(checks))
     # other ranks exit with 0: a launcher that sees one fail would end the rank that still prints
@@ -161,8 +166,15 @@ def watch_command(
     from rankwise.diagnose.watch.jobs import inspect_run, running_jobs
 
     if list_jobs:
-        for found in running_jobs():
-            print(f"{found.launcher}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
+        if job or slurm is not None:
+            raise ConfigError(f"--list lists all jobs of this machine, it takes no job, got {job or slurm!r}")
+        names, found = ("pid", "launcher", "command", "run_dir", "idle_s"), running_jobs()
+        lines = [f"{j.pid}  {len(j.ranks)} ranks  quiet for {j.idle_s:.0f} s  {j.command[:100]}" for j in found]
+        if as_json:
+            print(json.dumps([{**{n: getattr(j, n) for n in names}, "ranks": len(j.ranks)} for j in found], indent=1))
+        else:
+            none = "no job of this user runs on this machine under rankwise run, rankwise.watch() or RANKWISE_WATCH"
+            print("\n".join(lines) or none)
         return
     if slurm is None:
         evidence, silent = inspect_run(job), dict[str, str]()
@@ -185,7 +197,7 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="FILE", help="HTML file to write. Default: report.html in the first run directory."
+            "-o", "--out", metavar="FILE", help="HTML file, - for stdout. Default: report.html in the first run."
         ),
     ] = None,
     lint: Annotated[
@@ -200,11 +212,13 @@ def report_command(
     from rankwise.diagnose.report import write_report
 
     page = out if out is not None else runs[0] / "report.html"
+    page = Path("/dev/stdout") if page == Path("-") else page
     found = write_report(runs, page, lint=lint, doctor=doctor)
     for run in found:
         for note in run.notes:
             typer.echo(f"{run.name}: {note}", err=True)
-    print(page)
+    if page != Path("/dev/stdout"):
+        print(page)
     if show:
         import webbrowser
 

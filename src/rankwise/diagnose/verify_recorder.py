@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.diagnose.torch_hooks import around, leave_together, on_steps, run_script
+from rankwise.errors import needs_extra
 
 FOLDER, STEPS, KILL = "RANKWISE_VERIFY", "RANKWISE_VERIFY_STEPS", "RANKWISE_VERIFY_KILL"
 STOP = "RANKWISE_VERIFY_STOP"
@@ -71,7 +72,8 @@ class Recorder:
 
     def install(self) -> None:
         """Install hooks into torch and the exact step."""
-        import torch
+        with needs_extra("rankwise verify needs torch: pip install 'rankwise[train]'"):
+            import torch
         from torch import nn
         from torch.nn.parallel import DistributedDataParallel
         from torch.utils.data import DataLoader

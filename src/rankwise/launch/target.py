@@ -45,6 +45,8 @@ class Target:
             raise ConfigError(f"a function target must be package.module:function, got {self.name!r}")
         if self.kind == "script" and not Path(self.name).exists():
             raise ConfigError(f"no script {self.name!r} in {Path.cwd()}{_near(self.name)}")
+        if self.kind == "script" and Path(self.name).is_dir() and not any(Path(self.name).glob("__main__.*")):
+            raise ConfigError(f"{self.name!r} is a folder without __main__.py: give a script in it, or -m and a module")
 
 
 def parse_target(words: Sequence[str], *, as_module: bool = False) -> Target:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, find_place, given_place
-from rankwise.errors import ConfigError, Interrupted, WorldError
+from rankwise.errors import ConfigError, Interrupted, WorldError, needs_extra
 from rankwise.world import adopt, group
 from rankwise.world.collectives.channel import never_free_groups
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
@@ -277,7 +277,8 @@ def process_store(place: Place, timeout: timedelta) -> Any:
 
 def _take_device(place: Place, options: _Options) -> tuple[str, Exception | None]:
     """Choose the device and make it current; return a failure instead of raising, to report it to the other ranks."""
-    import torch
+    with needs_extra("rankwise.bind needs torch: pip install 'rankwise[train]', or torch's build for your accelerator"):
+        import torch
 
     try:
         visible = visible_devices()

@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.addresses import family_of
 from rankwise._process.place import Place, loopback_address
 from rankwise.errors import WorldError
 from rankwise.world.collectives.channel import Channel, close_all, frame_device
@@ -96,8 +97,7 @@ def _file_store(file: str, place: Place, timeout: timedelta) -> Any:
 
 def _bound_socket(address: str, port: int) -> int:
     """Return a bound descriptor that the store listens on and closes; by default it listens on all addresses."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as bound:
+    with socket.socket(family_of(address), socket.SOCK_STREAM) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the launcher holds the port
         bound.bind((address, port))
         return bound.detach()

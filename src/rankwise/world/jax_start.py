@@ -22,7 +22,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from rankwise._process.addresses import address_towards, is_own, resolve
+from rankwise._process.addresses import address_towards, family_of, is_own, resolve
 from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise._process.place import Place, find_place
 from rankwise.errors import ConfigError, WorldError
@@ -270,7 +270,7 @@ def _own_host(known: str) -> str:
 def _reserve_port(host: str) -> socket.socket:
     """Bind a free port. With SO_REUSEPORT, which JAX's server sets too, that server can listen on the held port."""
     everywhere = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if everywhere or ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if everywhere else family_of(host)
     held = socket.socket(family, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if everywhere:

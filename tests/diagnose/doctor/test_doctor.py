@@ -17,6 +17,7 @@ import zarr
 
 import rankwise
 from rankwise._process.place import find_place
+from rankwise.cli.diagnosis import doctor_command
 from rankwise.diagnose.doctor import Check, examine, exit_code, group, job, render
 from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.group import check_group
@@ -173,8 +174,11 @@ def test_strangers_and_doubles_on_gpus(tmp_path, monkeypatch, second, used, want
     assert all(text in found[name] for name, text in wanted.items()), found
 
 
-def test_the_data_are_read(tmp_path):
+def test_the_data_are_read(tmp_path, monkeypatch):
     """The rate of a real array, crops of the size of its chunks; what is no array says how to name the extent."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text('print("a word of the site: {}")\n')
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{os.environ.get('PYTHONPATH', '')}")
     array = zarr.create_array(tmp_path / "a.zarr", shape=(8, 32, 32), chunks=(4, 16, 16), dtype="uint16")
     array[:] = 7
     check = check_data(f"{tmp_path / 'a.zarr'} --rounds 2")
@@ -186,6 +190,22 @@ def test_the_data_are_read(tmp_path):
     assert "No closing quotation" in check_data("'a b").evidence
     missing = check_data(str(tmp_path / "none"))
     assert (missing.status, "--crop" in missing.mend) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": ["profile", "one rank"]}, "nothing was checked: .*--script"),
+        ({"only": ["network"]}, "nothing was checked: .*under a launcher"),
+        ({"nccl_log": "log", "only": ["host"]}, "--nccl-log no --data, --only and --skip"),
+        ({"nccl_log": "log", "data": "store"}, "--script takes no --data"),
+        ({"script": "train.py", "data": "store"}, "--script takes no --data"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(options, message):
+    """Sections that no part of the command checks, and options of its other parts."""
+    with pytest.raises(ConfigError, match=message):
+        doctor_command(**options)
 
 
 def test_sections_are_chosen():
@@ -258,6 +278,7 @@ def test_a_healthy_group_passes_and_a_sick_one_is_named(tmp_path, monkeypatch):
 
 CHANGED = """
 import sys
+print("a word of the site: {}")
 if sys.orig_argv[-5:-2] == ["rankwise.diagnose.doctor.probe", "1", "2"]:
     import torch.distributed as dist
     right = dist.all_gather
@@ -269,7 +290,10 @@ if sys.orig_argv[-5:-2] == ["rankwise.diagnose.doctor.probe", "1", "2"]:
 
 
 def test_the_rank_that_gets_wrong_data_is_named(tmp_path):
-    """Two real ranks; on rank 1 one number of an all_gather arrives changed. Rank 0 is not accused."""
+    """Two real ranks; on rank 1 one number of an all_gather arrives changed. Rank 0 is not accused.
+
+    What a sitecustomize prints on both of them is no report.
+    """
     (tmp_path / "sitecustomize.py").write_text(CHANGED)
     (check,) = check_group(2, 200.0, {**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (check.name, check.status) == ("collectives", "fail")
@@ -380,3 +404,23 @@ def test_a_process_that_a_probe_has_left_behind_holds_nobody_up(tmp_path, monkey
     for stream in (probe.process.stdout, probe.process.stderr):
         stream.close()
     assert has_ended
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+"""
+
+
+@pytest.mark.parametrize("words", [["doctor", "--only", "ranks"], ["verify", "own.py"], ["profile", "own.py"], []])
+def test_without_torch(tmp_path, words):
+    """The doctor of a launched job, what records a script, and `bind` say what to install."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    (tmp_path / "own.py").write_text('import rankwise\nwith rankwise.bind(device="cpu"):\n    pass\n')
+    launch = ["run", "--nproc", "2"] + (["-m", "rankwise", *words] if words else ["own.py"])
+    command = [sys.executable, "-m", "rankwise", *(launch if words[:1] in (["doctor"], []) else words)]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode
+    assert "pip install 'rankwise[train]'" in done.stdout + done.stderr
+    assert ("Traceback" in done.stdout + done.stderr) == (words[:1] != ["doctor"])

@@ -134,25 +134,30 @@ def die_with_parent():
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def launch(case, port):
-    """Start the ranks in a process group of their own, as a launcher does."""
+def launch(*pairs):
+    """Start the ranks of jobs in a process group of their own, as a launcher does."""
     os.setpgid(0, 0)
     die_with_parent()
     for rank in range(4):
-        if os.fork() == 0:
-            die_with_parent()
-            be_rank(case, rank, port)
+        for case, port in pairs:
+            if os.fork() == 0:
+                die_with_parent()
+                be_rank(case, rank, port)
     time.sleep(600)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    launchers = {}
-    for case, _, port in (pair.partition("=") for pair in sys.argv[2:]):
-        launchers[case] = os.fork()
-        if launchers[case] == 0:
-            launch(case, port)
+    ports = dict(pair.split("=") for pair in sys.argv[2:])
+    shared, launchers = ("called", "moving"), {}
+    for case in ports:
+        if case != shared[1]:
+            launchers[case] = os.fork()
+            if launchers[case] == 0:
+                launch(*((name, ports[name]) for name in (shared if case in shared else [case])))
+        else:
+            launchers[case] = launchers[shared[0]]
     print(*launchers.values(), flush=True)
     sys.stdin.read()  # until the test ends, however it does
-    for pid in launchers.values():
+    for pid in set(launchers.values()):
         os.killpg(pid, signal.SIGKILL)

@@ -141,7 +141,17 @@ def test_a_running_job_is_looked_at_on_demand(jobs):
     assert "needs one running job" in done.stderr
     assert launchers["missing"] in done.stderr
     done = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True, timeout=SECONDS)
-    assert set(launchers.values()) <= {line.split()[0] for line in done.stdout.splitlines()}
+    assert set(launchers.values()) - {launchers["moving"]} <= {line.split()[0] for line in done.stdout.splitlines()}
+
+
+def test_two_jobs_of_one_parent(jobs):
+    """A shell is the parent of all programs that it starts: each is a job, and is asked by one of its ranks."""
+    folder, launchers = jobs
+    wait_for(folder / "moving.log", "all ranks move")
+    wait_for_report(folder / "called.log", "rank 2 has not joined all_reduce #")
+    found = [job for job in running_jobs() if str(job.launcher) == launchers["called"]]
+    assert [[vital.rank for vital in job.ranks] for job in found] == [[0, 1, 2, 3]] * 2
+    assert [job.pid for job in found] == [job.ranks[0].pid for job in found]
 
 
 def has_open(process, path):

@@ -1,9 +1,14 @@
 """Which processes of this machine are ranks."""
 
+import json
 import os
 
+import pytest
+
 from rankwise import vitals
+from rankwise.cli.diagnosis import watch_command
 from rankwise.diagnose.watch import jobs
+from rankwise.errors import ConfigError
 from rankwise.vitals.recorder import Recorder
 
 
@@ -17,3 +22,23 @@ def test_a_rank_that_is_the_first_process_of_its_container(monkeypatch):
     finally:
         recorder.stop()
         vitals.remove_folder(folder)
+
+
+def test_the_list_of_jobs(monkeypatch, capsys):
+    """As JSON where that is asked for; no job is said in words; a job that is named beside it is refused."""
+    monkeypatch.setattr(jobs, "running_jobs", list)
+    watch_command(list_jobs=True)
+    assert capsys.readouterr().out.startswith("no job of this user runs")
+    watch_command(list_jobs=True, as_json=True)
+    assert json.loads(capsys.readouterr().out) == []
+    folder = vitals.make_folder()
+    recorder = Recorder(folder, 0)
+    monkeypatch.undo()
+    try:
+        watch_command(list_jobs=True, as_json=True)
+        assert os.getppid() in {job["launcher"] for job in json.loads(capsys.readouterr().out)}
+    finally:
+        recorder.stop()
+        vitals.remove_folder(folder)
+    with pytest.raises(ConfigError, match="takes no job, got '7'"):
+        watch_command("7", list_jobs=True)

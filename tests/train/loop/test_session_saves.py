@@ -1,15 +1,18 @@
 """The checkpoints of a run: written by a thread, the best of them kept, and resumed to the bit all the same."""
 
 import contextlib
+import errno
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from rankwise import Order
 from rankwise.checkpoint import Checkpointer, Replicated
 from rankwise.testing import ArrayLoader, run_ranks
+from rankwise.tracking import Tracker
 from rankwise.train import Hooks, Trainer, unwrapped
 from rankwise.world import World
 
@@ -105,6 +108,20 @@ def test_a_crashed_run_whose_threads_write_ends_to_the_same_bits(tmp_path):
     for wanted, found in run_ranks(straight_and_crashed, 2, str(tmp_path)):
         assert equal(wanted, found)
     assert not list((tmp_path / "crashed" / "checkpoints").glob(".*"))
+
+
+def test_a_run_is_released_though_closing_fails(tmp_path, monkeypatch):
+    """A disk is full when the numbers are closed: that is the error, and this process may open the run again."""
+
+    def close(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run = str(tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(Tracker, "close", close)
+        with pytest.raises(OSError, match="No space left"):
+            train(World.single(), run, stop=3)
+    assert train(World.single(), run) is not None
 
 
 def test_the_best_epochs_stay(tmp_path, monkeypatch):

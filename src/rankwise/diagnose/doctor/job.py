@@ -59,6 +59,9 @@ def check_job(
     try:
         store = process_store(place, timedelta(seconds=max(1.0, deadline - time.monotonic())))
         infos, checks = _compare(functools.partial(exchange, store, place, deadline), place, local)
+    except ImportError as error:
+        told = f"rank {place.rank} on {socket.gethostname()} cannot import torch: {error}"
+        return [failed("ranks", "all ranks meet", told, "pip install 'rankwise[train]' on that machine")], True
     except (WorldError, RuntimeError, OSError) as error:  # torch's stores raise RuntimeError
         return [_no_store(place, error)], True
     checks = [met, *checks]

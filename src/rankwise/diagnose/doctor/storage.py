@@ -75,16 +75,13 @@ def check_data(arguments: str | None) -> Check:
     if done.returncode:
         told = (done.stderr or done.stdout).strip()[-400:]
         return failed("data", _NAME, told, "rankwise data audit shows what is wrong with it")
-    rows = [_row(group, audit) for group, audit in _groups(json.loads(done.stdout[done.stdout.find("{") :]))]
+    facts = json.loads(done.stdout[f"\n{done.stdout}".rindex("\n{") :])  # after what a sitecustomize has printed
+    rows = [_row(group, audit) for group, audit in zip(facts["groups"], facts["audit"]["groups"], strict=True)]
     told = "; ".join(
         f"{row['crops_per_s']:.4g} crops of {row['crop']} a second, {row['mb_s']:.4g} MB/s decoded ({row['codec']})"
         for row in rows
     )
     return passed("data", _NAME, told, rows)
-
-
-def _groups(facts: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return list(zip(facts["groups"], facts["audit"]["groups"], strict=True))
 
 
 def _row(group: dict[str, Any], audit: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.diagnose.torch_hooks import around, leave_together, on_steps, run_script
+from rankwise.errors import needs_extra
 
 VARIABLE = "RANKWISE_PROFILE"
 _NUM_WARM = 2  # steps with a running profiler that are discarded: its start-up is no cost of the script
@@ -98,7 +99,8 @@ class Recorder:
 
     def install(self) -> None:
         """Hook into torch."""
-        import torch
+        with needs_extra("rankwise profile and scaling need torch: pip install 'rankwise[train]'"):
+            import torch
         from torch.nn.parallel import DistributedDataParallel
         from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 

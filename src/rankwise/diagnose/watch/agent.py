@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s, read_vitals, report, save
-from rankwise.diagnose.watch.registry import Entry, Registry, host_key
+from rankwise.diagnose.watch.registry import JOB, Entry, Registry, host_key
 from rankwise.errors import ConfigError
 from rankwise.launch.failures.observation import is_frozen
 
@@ -125,7 +125,7 @@ class Agent(threading.Thread):
             rank=self._rank, pid=os.getpid(), host=self._host, name=os.uname().nodename, folder=str(self._vitals)
         )
         with contextlib.suppress(RuntimeError, OSError):  # the store ended with the job
-            self._registry.enter(entry)
+            (self._vitals / JOB).write_text(self._registry.enter(entry))
         while not self._ended.wait(min(2.0, self.stall_s / 8)):
             try:
                 self._check(entry)

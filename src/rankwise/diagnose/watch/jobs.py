@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankwise import vitals
 from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s
-from rankwise.diagnose.watch.registry import Entry
+from rankwise.diagnose.watch.registry import JOB, Entry
 from rankwise.errors import ConfigError
 from rankwise.launch.local.sessions import parent_process, process_state
 from rankwise.vitals import Vital
@@ -18,9 +20,10 @@ from rankwise.vitals import Vital
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """Ranks of this machine with the same launcher.
+    """Ranks of this machine that belong together.
 
     Attributes:
+        pid: process id to ask for it by: its launcher's, or its first rank's if the launcher has several jobs.
         launcher: process id of their parent.
         command: command line of the first rank.
         run_dir: run directory, "" if unknown.
@@ -28,6 +31,7 @@ class RunningJob:
         ranks: their vitals, by rank.
     """
 
+    pid: int
     launcher: int
     command: str
     run_dir: str
@@ -42,12 +46,21 @@ class RunningJob:
 
 def running_jobs() -> list[RunningJob]:
     """Return the jobs with vitals on this machine: those of `rankwise run`, and watched ones."""
-    groups: dict[int, list[Vital]] = {}
+    groups: dict[str, list[Vital]] = {}
     for root in {Path("/dev/shm"), Path(tempfile.gettempdir())}:  # noqa: S108  (where vitals lie)
         for folder in sorted(root.glob("rankwise-*")):
             for vital in _own_vitals(folder):
-                groups.setdefault(parent_process(vital.pid), []).append(vital)
-    return [_job(launcher, found) for launcher, found in sorted(groups.items())]
+                groups.setdefault(_name_of_job(vital), []).append(vital)
+    jobs = sorted(map(_job, groups.values()), key=lambda job: (job.launcher, job.pid))
+    launchers = Counter(job.launcher for job in jobs)
+    return [job if launchers[job.launcher] > 1 else replace(job, pid=job.launcher) for job in jobs]
+
+
+def _name_of_job(vital: Vital) -> str:
+    """Return the name by which a watched rank is registered; under `rankwise run` the launcher has one job."""
+    with contextlib.suppress(OSError):
+        return (vital.folder / JOB).read_text()
+    return str(parent_process(vital.pid))
 
 
 def _own_vitals(folder: Path) -> list[Vital]:
@@ -68,14 +81,15 @@ def _announced_folder(pid: int, name: str) -> bytes:
         return b""
 
 
-def _job(launcher: int, found: list[Vital]) -> RunningJob:
+def _job(found: list[Vital]) -> RunningJob:
     found = sorted(found, key=lambda vital: vital.rank)
     first = next((vital.pid for vital in found if _announced_folder(vital.pid, "cmdline")), found[0].pid)
     command = _announced_folder(first, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
     words = _announced_folder(first, "environ").decode(errors="surrogateescape").split("\0")
     variables = dict(word.split("=", 1) for word in words if "=" in word)
     run_dir = variables.get("RANKWISE_RUN_DIR", "")
-    return RunningJob(launcher=launcher, command=command, run_dir=run_dir, variables=variables, ranks=found)
+    launcher = parent_process(first)
+    return RunningJob(pid=first, launcher=launcher, command=command, run_dir=run_dir, variables=variables, ranks=found)
 
 
 def entries_of(job: RunningJob) -> list[Entry]:
@@ -97,7 +111,7 @@ def inspect_run(target: str) -> Evidence:
     jobs = running_jobs()
     found = [job for job in jobs if _is_meant(job, target)]
     if len(found) != 1:
-        known = "; ".join(f"{job.launcher} ({len(job.ranks)} ranks, {job.command[:60]})" for job in jobs) or "none"
+        known = "; ".join(f"{job.pid} ({len(job.ranks)} ranks, {job.command[:60]})" for job in jobs) or "none"
         what = f"the job {target!r}" if target else "one running job"
         raise ConfigError(
             f"rankwise watch needs {what} on this machine, found {len(found)}; running here: {known}. Give the process "

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+JOB = "job"  # a file beside a watched rank's vitals: the name of its job
 _PREFIX = "rankwise/watch"
 
 
@@ -43,13 +44,15 @@ class Registry:
         self._store = store.clone()
         self._appends = bool(self._store.has_extended_api())
 
-    def enter(self, entry: Entry) -> None:
-        """Register this rank."""
+    def enter(self, entry: Entry) -> str:
+        """Register this rank; return the name of its job, which no other job on any machine has."""
         line = json.dumps(asdict(entry))
         if self._appends:
             self._store.append(f"{_PREFIX}/ranks", line + "\n")
         else:
             self._store.set(f"{_PREFIX}/rank/{entry.rank}", line)
+        name = self._store.compare_set(f"{_PREFIX}/job", "", os.urandom(8).hex())  # the first rank's counts
+        return str(name, "ascii")
 
     def entries(self, world_size: int) -> list[Entry]:
         """Return the registered ranks; the last entry of a rank counts.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rankwise._process.addresses import is_own, is_public, resolve
+from rankwise._process.addresses import family_of, is_own, is_public, resolve
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.local.loop import ENDING, Loop
@@ -149,8 +149,7 @@ class Discovery:
 
 def _listen(address: str, port: int) -> socket.socket | None:
     """Listen on one address; None if it is in use, as there may be several nodes on this machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from rankwise._process.addresses import family_of
 from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.local.loop import Loop
@@ -98,7 +99,7 @@ class SplitBrain:
             if name not in self._asked:
                 address = addresses.pop(0)
                 addresses.append(address)
-                connecting = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+                connecting = socket.socket(family_of(address), socket.SOCK_STREAM)
                 connecting.setblocking(False)  # noqa: FBT003
                 connecting.connect_ex((address, self._port))  # reading shows the result: a rendezvous sends first
                 self._asked[name] = Client(

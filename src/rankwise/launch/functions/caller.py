@@ -9,11 +9,13 @@ import os
 import pickle
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from rankwise import errors
@@ -197,6 +199,10 @@ def _start_service(far: socket.socket, hint: tuple[str, str] | None) -> tuple[su
     env = dict(os.environ)
     if "inline" in env.get("MPLBACKEND", ""):
         env["MPLBACKEND"] = "agg"  # a notebook's backend works only in its kernel
+    home, known = str(Path(errors.__file__).parents[1]), env.get("PYTHONPATH", "")
+    if home not in [*known.split(os.pathsep), *site.getsitepackages(), site.getusersitepackages()]:
+        # a fresh interpreter may not find this package: by a relative path, or one that the program has added
+        env["PYTHONPATH"] = f"{home}{os.pathsep}{known}" if known else home
     # start it with SIGINT blocked: it unblocks the signal once its handler is set; before, SIGINT would kill it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with far, contextlib.ExitStack() as stack:

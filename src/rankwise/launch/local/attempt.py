@@ -327,10 +327,9 @@ class Attempt:
         for stream in self._streams.values():
             stream.flush()
         if hidden and self._logs is None:
-            ranks = ", ".join(map(str, sorted(hidden)))
-            self._console.log(
-                f"not shown: {sum(hidden.values())} lines on stdout of rank {ranks} (--tee all shows them)"
-            )
+            ranks, count = ", ".join(map(str, sorted(hidden))), sum(hidden.values())
+            option = 'tee="all"' if self._job.target.kind == "call" else "--tee all"
+            self._console.log(f"not shown: {count} lines on stdout of rank {ranks} ({option} shows them)")
         with contextlib.suppress(OSError):
             steps = [vital.step for vital in vitals.read(self._folder) if vital.step is not None]
             self._furthest_step = max(steps, default=None)

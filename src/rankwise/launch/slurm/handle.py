@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -178,16 +179,21 @@ class SlurmHandle:
 
     @classmethod
     def find_all(cls) -> list[SlurmHandle]:
-        """Return all remembered handles, newest first."""
-        paths = sorted(state_folder().glob("job-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        return [_read(path) for path in paths]
+        """Return all remembered handles, newest first; a file that cannot be read is skipped with a message."""
+        found = []
+        for path in sorted(state_folder().glob("job-*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+            try:
+                found.append(_read(path))
+            except ConfigError as error:
+                print(f"rankwise: skipped: {error}", file=sys.stderr)  # noqa: T201
+        return found
 
     @classmethod
     def find(cls, job_id: str) -> SlurmHandle:
         """Return the handle of this job id.
 
         Raises:
-            ConfigError: there is no such job, it belongs to another user, or rankwise did not submit it.
+            ConfigError: there is no such job, it is another user's, rankwise did not submit it, or its file is damaged.
             LaunchError: Slurm, which is asked about jobs without such a file, does not answer.
         """
         if not job_id.isdecimal():
@@ -218,7 +224,10 @@ class SlurmHandle:
 
 
 def _read(path: Path) -> SlurmHandle:
-    fields = json.loads(path.read_bytes())
-    fields["folder"] = Path(fields["folder"])
-    fields["run_dir"] = None if fields["run_dir"] is None else Path(fields["run_dir"])
-    return SlurmHandle(**fields)
+    try:
+        fields = json.loads(path.read_bytes())
+        fields["folder"] = Path(fields["folder"])
+        fields["run_dir"] = None if fields["run_dir"] is None else Path(fields["run_dir"])
+        return SlurmHandle(**fields)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path}, the file of a submitted job, cannot be read ({error!r}): remove it") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise._files import write_whole
-from rankwise._process.addresses import address_towards, interface_of, is_loopback, resolve
+from rankwise._process.addresses import address_towards, family_of, interface_of, is_loopback, resolve
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.server import Server
 from rankwise.launch.elastic.token import derived_secret
@@ -138,8 +138,7 @@ def _publish(folder: Path, secret: str, loop: Loop, console: Console, stack: con
     address = "127.0.0.1" if alone else _address_towards(launcher)
     hangs = None
     if not alone:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family, backlog=1024)
+        listener = socket.create_server((address, 0), family=family_of(address), backlog=1024)
         hangs = Server(listener, secret, loop, say=console.log)
         stack.callback(hangs.close)
     rendezvous = Rendezvous(

@@ -137,7 +137,11 @@ def submit(
         num_ranks=request.nodes * request.ranks_per_node,
         run_dir=None if job.run_dir is None else job.run_dir.absolute(),
     )
-    handle.remember()
+    try:
+        handle.remember()
+    except OSError as error:  # the job is in the queue: its number must reach the user
+        what = f"`rankwise jobs` will not know job {handle.job_id}: {error}"
+        print(f"rankwise: {what}; set XDG_STATE_HOME to a folder that the nodes share", file=sys.stderr)  # noqa: T201
     return handle
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.addresses import family_of
 from rankwise._process.place import Place
 from rankwise.errors import WorldError
 from rankwise.world.rendezvous.addresses import listening_address, store_error
@@ -147,7 +148,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
     def __init__(self, host: str, port: int) -> None:
         self.values = KeyValues()
         where, both = listening_address(host), socket.has_dualstack_ipv6()
-        self.address_family = socket.AF_INET6 if ":" in where or (both and not where) else socket.AF_INET
+        self.address_family = socket.AF_INET6 if both and not where else family_of(where)
         super().__init__((where, port), _Connection)
         threading.Thread(target=self.serve_forever, args=(0.05,), name="rankwise-store", daemon=True).start()
 
