@@ -42,7 +42,7 @@ def test_numbers_and_sized_things_count():
 @pytest.mark.parametrize("samples", [0, -3, [], 2.5, None, source, 1 << 61])
 def test_no_samples_is_an_error(samples):
     """Empty data, or what cannot be counted, is refused."""
-    with pytest.raises(ConfigError, match="samples of an Order .* must be an integer from 1"):
+    with pytest.raises(ConfigError, match=r"samples of an Order .* must be an integer from 1"):
         Facts.of(samples)
 
 

@@ -125,9 +125,7 @@ def seed_of(rng: Any) -> int | None:
         return None
     if hasattr(rng, "integers"):
         return int(rng.integers(2**63))
-    if not hasattr(rng, "__index__") or isinstance(rng, bool):
-        raise ConfigError(f"rng must be a numpy.random.Generator, an integer seed, or None; got {type(rng).__name__}")
-    return int(rng)
+    return whole_number("rng", rng, mend=": a seed, or a numpy.random.Generator, or None")
 
 
 def warn_of_room(work: Path, spilled_bytes: float) -> None:

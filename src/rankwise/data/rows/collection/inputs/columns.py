@@ -152,8 +152,8 @@ class UnitedColumn:
 def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
     """Combine the columns of one name.
 
-    Categories are merged. Integers that an input lacks become floats (`warn_rounding`), and booleans nullable booleans. Nullable numbers
-    become floats with NaN beside floats. Texts, and columns of different kinds, become text.
+    Categories are merged. Integers that an input lacks become floats (see `warn_rounding`), and booleans nullable
+    booleans. Nullable numbers become floats with NaN beside floats. Texts, and columns of different kinds, become text.
 
     Raises:
         DataError: a category has no form in UTF-8; a sample of a column cannot be read.
