@@ -12,13 +12,7 @@ import numpy as np
 from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON, IntArray, whole_number
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import (
-    PassDraws,
-    Rng,
-    check_mask,
-    make_generator,
-    mask_bounds,
-)
+from rankwise.data.rows.passes import PassDraws, Rng, check_mask, make_generator, mask_bounds
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
