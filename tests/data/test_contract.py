@@ -13,6 +13,7 @@ from rankwise.data.contract import (
     sample_keys,
     shares,
     smallest_share,
+    whole_number,
     whole_speeds,
 )
 from rankwise.errors import ConfigError
@@ -88,7 +89,7 @@ def test_shares_and_micro_batches_refuse_nonsense():
             shares(step, rank=rank, world_size=world, num_micro=1)
     with pytest.raises(ConfigError, match="num_micro >= 1"):
         shares(step, rank=0, world_size=1, num_micro=0)
-    with pytest.raises(ConfigError, match="at least 1; got 0"):
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
         num_micro_batches(4, world_size=1, micro_batch=0)
 
 
@@ -134,6 +135,25 @@ def test_a_state_with_a_missing_field_is_refused():
     """The message lists what a state has and what came."""
     with pytest.raises(ConfigError, match=r"epoch.*got.*seed"):
         OrderState.from_json({"seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "n must be an integer from 1 to 5, got 0"),
+        (6, "n must be an integer from 1 to 5, got 6"),
+        (3.0, "n must be an integer from 1 to 5, got 3.0"),
+        (True, "n must be an integer from 1 to 5, got True"),
+        ("3", "n must be an integer from 1 to 5, got '3'"),
+        (np.array([3]), r"n must be an integer from 1 to 5, got array\(\[3\]\)"),
+    ],
+)
+def test_counts_are_integers(value, said):
+    """Any integer type passes, as Python's own; fractions, truth values and numbers out of range do not."""
+    for three in (3, np.int32(3), np.uint64(3), np.array(3)):
+        assert type(whole_number("n", three, least=1, most=5)) is int
+    with pytest.raises(ConfigError, match=f"^{said}: the mend$"):
+        whole_number("n", value, least=1, most=5, mend=": the mend")
 
 
 @given(

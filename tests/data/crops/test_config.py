@@ -26,19 +26,19 @@ def test_defaults_are_those_that_are_documented():
     assert (config.numa_strategy, config.numa_node, config.metadata_io_concurrency) == (NumaStrategy.AUTO, -1, 64)
     assert (config.max_read_op_bytes, config.max_chunks_per_wave) == (4 * 2**20, 512)
     assert replace(config, samples_per_batch=3).lookahead == 6
-    with pytest.raises(InvalidArgument, match="samples_per_batch must be at least 1"):
+    with pytest.raises(InvalidArgument, match="samples_per_batch must be an integer of at least 1"):
         replace(config, samples_per_batch=0)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"samples_per_batch": 0}, "samples_per_batch must be at least 1"),
-        ({"samples_per_batch": 2.0}, "integer, got float"),
+        ({"samples_per_batch": 0}, "samples_per_batch must be an integer of at least 1"),
+        ({"samples_per_batch": 2.0}, "integer of at least 1, got 2.0"),
         ({"sample_shape": ()}, "1 to 31 extents"),
         ({"sample_shape": (4, 0)}, "all at least 1"),
         ({"sample_shape": 4}, "tuple of integers"),
-        ({"max_gpu_memory_bytes": 0}, "at least 1; None derives it; got 0"),
+        ({"max_gpu_memory_bytes": 0}, "at least 1, got 0; None derives it"),
         ({"dtype": "f8x"}, "dtype must be one of f32, bf16"),
         ({"lookahead_samples": 7}, "use at least 8"),
         ({"n_array_meta_cache": 23}, "needs at least 24"),
@@ -62,8 +62,8 @@ def test_defaults_are_those_that_are_documented():
         ({"numa_strategy": 7}, "NumaStrategy.AUTO"),
         ({"device": -1}, "at least 0"),
         ({"device": True}, "at least 0"),
-        ({"on_bad_sample": "skip"}, '"raise" or a number of samples'),
-        ({"on_bad_sample": -1}, '"raise" or a number of samples'),
+        ({"on_bad_sample": "skip"}, 'an integer of at least 0, .* or "raise"'),
+        ({"on_bad_sample": -1}, 'an integer of at least 0, .* or "raise"'),
         ({"transform": 3}, "must be a function"),
         ({"batch_transform": lambda fields: fields}, r"batch_transform= is called as batch_transform\(fields, keys\)"),
         ({"pad": "wrap"}, '"fill", "edge", "reflect"'),
@@ -73,7 +73,7 @@ def test_defaults_are_those_that_are_documented():
         ({"fields": {"seg": Field(sample_shape=())}}, "1 to 31 extents"),
         ({"fields": {"seg": (4, 8, 8)}}, r"map names to Field\(sample_shape="),
         ({"fields": ["seg"]}, r"map names to Field\(sample_shape="),
-        ({"seed": 1.5}, "seed must be an integer, got float 1.5"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
     ],
 )
 def test_what_cannot_work_is_refused(values, message):

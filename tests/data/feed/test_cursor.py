@@ -111,9 +111,9 @@ def test_ranks_and_micro_batches_are_checked_at_once():
     """A rank outside the world and a micro-batch below one are errors of construction."""
     with pytest.raises(ConfigError, match="rank 2 of 2"):
         loader_of(rank=2, world_size=2)
-    with pytest.raises(ConfigError, match="at least 1; got 0"):
+    with pytest.raises(ConfigError, match="pass, must be an integer of at least 1, got 0"):
         loader_of(micro_batch=0)
-    with pytest.raises(ConfigError, match=r"a whole number of at least 1; got 16\.0"):
+    with pytest.raises(ConfigError, match=r"an integer of at least 1, got 16\.0"):
         loader_of(micro_batch=32 / 2)
     assert len(list(loader_of(micro_batch=np.int64(3)))) == len(list(loader_of()))
 

@@ -322,9 +322,10 @@ def test_padding_has_weight_zero_and_is_not_counted():
 
 
 def test_arguments_are_checked():
-    """A negative depth, fields that a source cannot select, an unknown device and a wrong order are refused."""
-    with pytest.raises(ConfigError, match="depth"):
-        loader(depth=-1)
+    """A depth, fields, a device and an order that cannot be are refused."""
+    for depth in (-1, 1.5, True):
+        with pytest.raises(ConfigError, match=f"depth, .* must be an integer of at least 0, got {depth}"):
+            loader(depth=depth)
     with pytest.raises(ConfigError, match="Watched cannot"):
         loader(fields=["x"])
     with pytest.raises(ConfigError, match="not a device of torch"):

@@ -202,5 +202,7 @@ def test_a_rank_without_samples_learns_from_a_good_one():
 @pytest.mark.parametrize("wrong", ["skip", -1, 1.5, True, None])
 def test_a_budget_is_a_number_or_raise(wrong):
     """Anything else is refused when the loader is made."""
-    with pytest.raises(ConfigError, match='on_bad_sample must be "raise" or how many'):
+    with pytest.raises(
+        ConfigError, match=r'on_bad_sample must be an integer of at least 0, got .*: how many .* or "raise"'
+    ):
         loader(Damaged(9, ()), on_bad_sample=wrong)

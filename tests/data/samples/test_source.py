@@ -259,6 +259,8 @@ def test_what_cannot_be_a_source_is_refused(tmp_path):
         ArraySource({"a": np.array([None, 1])})
     with pytest.raises(ConfigError, match="a scalar"):
         ArraySource({"a": np.array(1)})
+    with pytest.raises(ConfigError, match=r"'a' is a masked array.* array\.filled\(value\)"):
+        ArraySource({"a": np.ma.masked_array([1.0, -999.0], mask=[False, True])})
     with pytest.raises(ConfigError, match=r"builtins\.list.*DatasetLoader"):
         ArraySource({"a": [1, 2]})
     with pytest.raises(ConfigError, match="'fill' or 'error'"):

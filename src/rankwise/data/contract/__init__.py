@@ -40,6 +40,7 @@ from rankwise.data.contract.values import (
     Step,
     StepIds,
     choose_fields,
+    whole_number,
 )
 
 __all__ = [
@@ -77,5 +78,6 @@ __all__ = [
     "share_sizes",
     "shares",
     "smallest_share",
+    "whole_number",
     "whole_speeds",
 ]

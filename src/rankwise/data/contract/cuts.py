@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract.values import IntArray, Share, Step
+from rankwise.data.contract.values import IntArray, Share, Step, whole_number
 from rankwise.errors import ConfigError
 
 WordArray: TypeAlias = npt.NDArray[np.uint64]
@@ -55,11 +54,7 @@ def num_micro_batches(
     """
     if micro_batch is None:
         return 1
-    if not isinstance(micro_batch, Integral) or micro_batch < 1:
-        raise ConfigError(
-            f"micro_batch, the maximum samples per rank and pass, must be a whole number of at least 1; got "
-            f"{micro_batch!r}"
-        )
+    micro_batch = whole_number("micro_batch, the maximum samples per rank and pass,", micro_batch, least=1)
     largest = -(-count // world_size) if speeds is None else -(-count * max(speeds) // sum(speeds))
     return max(1, -(-largest // micro_batch))
 

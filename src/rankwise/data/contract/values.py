@@ -65,26 +65,10 @@ class OrderState:
         wanted = ("version", "seed", "epoch", "position", "recipe")
         if sorted(state) != sorted(wanted):
             raise ConfigError(f"an order state needs the fields {', '.join(wanted)}; got {json.dumps(sorted(state))}")
-        return cls(
-            version=_whole(state, "version"),
-            seed=_whole(state, "seed"),
-            epoch=_whole(state, "epoch"),
-            position=_whole(state, "position"),
-            recipe=_text(state, "recipe"),
-        )
-
-
-def _whole(state: Mapping[str, Any], name: str) -> int:
-    try:
-        return operator.index(state[name])
-    except TypeError:
-        raise ConfigError(f"an order state needs an integer for {name}, got {state[name]!r}") from None
-
-
-def _text(state: Mapping[str, Any], name: str) -> str:
-    if not isinstance(state[name], str):
-        raise ConfigError(f"an order state needs a string for {name}, got {state[name]!r}")
-    return str(state[name])
+        if not isinstance(state["recipe"], str):
+            raise ConfigError(f"an order state needs a string for recipe, got {state['recipe']!r}")
+        numbers = {name: whole_number(f"{name} of an order state", state[name]) for name in wanted[:-1]}
+        return cls(**numbers, recipe=state["recipe"])
 
 
 class StepIds(Protocol):
@@ -266,6 +250,38 @@ class ReadReport:
     fast_chunks: int = 0
     slow_chunks: int = 0
     errors: tuple[SampleError, ...] = ()
+
+
+def whole_number(
+    name: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    mend: str = "",
+    error: type[ConfigError] = ConfigError,
+) -> int:
+    """Return an argument that must be an integer as Python's int. NumPy's integers pass, booleans do not.
+
+    Args:
+        name: what the user calls it, with the place where the name alone would not tell.
+        value: the argument.
+        least: its lower bound.
+        most: its upper bound, with a lower one.
+        mend: end of the message.
+        error: class of the error.
+
+    Raises:
+        ConfigError: it is not an integer, or out of range.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is not None and least <= number <= most:
+        return number
+    span = f" from {least} to {most}" if most < math.inf else f" of at least {least}" if least > -math.inf else ""
+    raise error(f"{name} must be an integer{span}, got {value!r:.80}{mend}")
 
 
 def choose_fields(there: Iterable[str], fields: Sequence[str], *, of: str = "source") -> tuple[str, ...]:

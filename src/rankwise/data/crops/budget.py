@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rankwise.data.contract import whole_number
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
@@ -58,8 +59,8 @@ class Caps:
     def __post_init__(self) -> None:
         for name in ("max_gpu_memory_bytes", "max_host_memory_bytes"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InvalidArgument(f"{name} must be an integer of at least 1, or None for no cap; got {value!r}")
+            if value is not None:
+                whole_number(name, value, least=1, mend="; None for no cap", error=InvalidArgument)
 
     @property
     def device_bytes(self) -> int | None:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from rankwise.data.contract import DType
+from rankwise.data.contract import DType, whole_number
 from rankwise.data.crops.devices import NumaStrategy, chosen_strategy
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, Normalise, check_normalise
-from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype, whole_number
+from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.feed import BatchTransform, Transform
 from rankwise.data.feed.transform import check_transform
 from rankwise.data.store.boxes import Pad
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rankwise.crops")
 _MOST = 2**32 - 1
-_RANGES: Mapping[str, tuple[int, int | None]] = {
-    "samples_per_batch": (1, None),
-    "max_gpu_memory_bytes": (1, None),
-    "max_host_memory_bytes": (1, None),
-    "cache_bytes": (0, None),
-    "lookahead_samples": (1, None),
+_RANGES: Mapping[str, tuple[int, float]] = {
+    "samples_per_batch": (1, math.inf),
+    "max_gpu_memory_bytes": (1, math.inf),
+    "max_host_memory_bytes": (1, math.inf),
+    "cache_bytes": (0, math.inf),
+    "lookahead_samples": (1, math.inf),
     "max_chunk_uncompressed_bytes": (1, _MOST),
     "max_read_op_bytes": (1, _MOST),
     "host_buffer_waves": (2, 8),
@@ -41,11 +41,11 @@ _RANGES: Mapping[str, tuple[int, int | None]] = {
     "max_substreams_per_chunk": (1, 65535),
     "n_io_threads": (1, 1024),
     "metadata_io_concurrency": (1, 4096),
-    "n_array_meta_cache": (1, None),
-    "n_shard_index_cache": (1, None),
-    "n_chunk_layout_cache": (1, None),
-    "max_shards_per_sample": (1, None),
-    "numa_node": (-1, None),
+    "n_array_meta_cache": (1, math.inf),
+    "n_shard_index_cache": (1, math.inf),
+    "n_chunk_layout_cache": (1, math.inf),
+    "max_shards_per_sample": (1, math.inf),
+    "numa_node": (-1, math.inf),
 }
 _CACHES = ("n_array_meta_cache", "n_shard_index_cache", "n_chunk_layout_cache")
 
@@ -255,7 +255,7 @@ def _checked(config: Config) -> dict[str, Any]:
     values: dict[str, Any] = {name: _whole(config, name) for name in _RANGES}
     values["sample_shape"] = _shape(config.sample_shape, "sample_shape")
     values["dtype"] = parse_dtype(config.dtype)
-    values["seed"] = whole_number("seed", config.seed)
+    values["seed"] = whole_number("seed", config.seed, error=InvalidArgument)
     values["fields"] = _fields(config.fields)
     values["numa_strategy"] = chosen_strategy(config.numa_strategy, values["numa_node"])
     _check_fields(config, values["dtype"])
@@ -276,12 +276,8 @@ def _whole(config: Config, name: str) -> int | None:
     if value is None and optional:
         return None
     low, high = _RANGES[name]
-    number = whole_number(name, value)
-    if number < low or (high is not None and number > high):
-        span = f"at least {low}" if high is None else f"{low} to {high}"
-        derived = "; None derives it" if optional else ""
-        raise InvalidArgument(f"{name} must be {span}{derived}; got {number}")
-    return number
+    mend = "; None derives it" if optional else ""
+    return whole_number(name, value, least=low, most=high, mend=mend, error=InvalidArgument)
 
 
 def _shape(shape: Any, what: str) -> tuple[int, ...]:
@@ -334,10 +330,8 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
 
 def _check_choices(config: Config) -> None:
     skips, timeout = config.on_bad_sample, config.pop_timeout_s
-    if skips != "raise" and (isinstance(skips, bool) or not isinstance(skips, int) or skips < 0):
-        raise InvalidArgument(
-            f'on_bad_sample must be "raise" or a number of samples to skip, at least 0; got {skips!r}'
-        )
+    if skips != "raise":
+        whole_number("on_bad_sample", skips, least=0, mend=': samples to skip, or "raise"', error=InvalidArgument)
     try:
         check_transform("transform", "transform(fields, key)", config.transform)
         check_transform("batch_transform", "batch_transform(fields, keys)", config.batch_transform)

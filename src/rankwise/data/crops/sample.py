@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import DType
+from rankwise.data.contract import DType, whole_number
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.errors import needs_extra
 
@@ -51,12 +51,13 @@ class Crop:
             text = str(os.fspath(uri))
         except TypeError:
             raise InvalidArgument(f"a sample's uri must be a path or URL, got {type(uri).__name__} {uri!r}") from None
+        level = None if level is None else whole_number("level", level, error=InvalidArgument)
         chosen = plain_channel(channel)
         if chosen == ():
             raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or omit it")
         object.__setattr__(self, "uri", text)
         object.__setattr__(self, "aabb", _box(aabb, text))
-        object.__setattr__(self, "level", None if level is None else whole_number("level", level))
+        object.__setattr__(self, "level", level)
         object.__setattr__(self, "channel", chosen)
 
     @property
@@ -108,20 +109,13 @@ class Sample(Crop):
         object.__setattr__(self, "also", tuple(sorted(pairs, key=lambda pair: pair[0])))
         object.__setattr__(self, "label", _plain(label))
         object.__setattr__(self, "meta", meta)
-        object.__setattr__(self, "key", None if key is None else whole_number("key", key))
+        key = None if key is None else whole_number("key", key, error=InvalidArgument)
+        object.__setattr__(self, "key", key)
 
     @property
     def crop(self) -> Crop:
         """The sample's box, without its additional data."""
         return Crop(self.uri, self.aabb, level=self.level, channel=self.channel)
-
-
-def whole_number(name: str, value: Any) -> int:
-    """Return a whole number as Python's int; raises InvalidArgument."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"{name} must be an integer, got {type(value).__name__} {value!r}") from None
 
 
 def plain_channel(channel: Channel) -> str | int | tuple[str | int, ...] | None:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Never, NoReturn, Unpack, cast
 
 from rankwise._process.loader_worker import LoaderWorker, current_worker
-from rankwise.data.contract import Order, OrderState, Share, Source
+from rankwise.data.contract import Order, OrderState, Share, Source, whole_number
 from rankwise.data.feed.batch import FeedBatch, LoaderStats, MicroBatches, ReadBatch, step_keys
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory.csr import num_cols_of
@@ -106,8 +105,6 @@ class FeedLoader(CursorLoader):
                 f"batch_size=64); got {order!r}"
             )
         transform, batch_transform = options.get("transform"), options.get("batch_transform")
-        if depth is not None and (not isinstance(depth, Integral) or depth < 0):
-            raise ConfigError(f"depth, the number of steps read ahead, must be a whole number from 0 on; got {depth!r}")
         check_transform("transform", "transform(fields, key)", transform)
         check_transform("batch_transform", "batch_transform(fields, keys)", batch_transform)
         place = find_place(world, device)
@@ -118,7 +115,8 @@ class FeedLoader(CursorLoader):
         super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
         self._cursor.follows_world = world is None
         self._device, self._transform = place.device, transform
-        self._depth = window_depth(source, order, world_size=place.world_size) if depth is None else depth
+        wanted = window_depth(source, order, world_size=place.world_size) if depth is None else depth
+        self._depth = whole_number("depth, the number of steps read ahead,", wanted, least=0)
         if is_jax_target(place.device) and not isinstance(place.device, str):
             self._cursor.equal_because = "sharding= needs equally many rows on each process"
         shares_memory = self._placer.shares_memory  # raises for a bad device now

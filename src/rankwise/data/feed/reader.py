@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, ReadReport, Share, Source, Step
+from rankwise.data.contract import BoolArray, ReadReport, Share, Source, Step, whole_number
 from rankwise.data.feed.batch import ReadBatch, ReadStep, step_keys
 from rankwise.data.feed.groups import Reading, Shares, read_alone, read_together
 from rankwise.data.feed.memory.buffer import HostBuffer
@@ -21,7 +21,7 @@ from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.transform import SampleTransform
-from rankwise.errors import ConfigError, SampleError
+from rankwise.errors import SampleError
 
 OnBadSample: TypeAlias = Literal["raise"] | int
 _SAID = 3
@@ -45,12 +45,9 @@ class SkipBudget:
     """
 
     def __init__(self, on_bad_sample: OnBadSample) -> None:
-        number = isinstance(on_bad_sample, int) and not isinstance(on_bad_sample, bool)
-        if not (on_bad_sample == "raise" or (number and int(on_bad_sample) >= 0)):
-            raise ConfigError(
-                f'on_bad_sample must be "raise" or how many damaged samples may be skipped, got {on_bad_sample!r}'
-            )
-        self._limit = int(on_bad_sample) if number else 0
+        mend = ': how many damaged samples may be skipped, or "raise"'
+        limit = 0 if on_bad_sample == "raise" else on_bad_sample
+        self._limit = whole_number("on_bad_sample", limit, least=0, mend=mend)
         self.may_skip = self._limit > 0
         self._skipped: set[tuple[int, int]] = set()
         # The thread of an abandoned pass may still be in its last read when the thread of the next pass starts. Each

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rankwise.data.contract import JSON, BaseSamples, FieldSpec, Locality, not_drawn
+from rankwise.data.contract import JSON, BaseSamples, FieldSpec, Locality, not_drawn, whole_number
 from rankwise.data.order.lanes import Grid
 from rankwise.errors import ConfigError
 
@@ -96,33 +95,17 @@ class Facts:
         if isinstance(samples, BaseSamples):
             known: Any = samples  # a subclass may have more members
             locality = known.locality
-            chunk = whole("chunk_samples", locality.chunk_samples)
+            chunk = whole_number("chunk_samples of a source", locality.chunk_samples, least=1)
             return cls(
-                num_samples=whole("num_samples", known.num_samples),
+                num_samples=whole_number("num_samples of a source", known.num_samples, least=1, most=MAX_SAMPLES),
                 locality=locality,
                 chunk_bytes=locality.chunk_bytes or _decoded_bytes(known.fields, chunk),
                 fingerprint=known.fingerprint,
                 draw=known.draw_options,
             )
-        if isinstance(samples, Sized):
-            return cls(num_samples=whole("len(samples)", len(samples)))
-        return cls(num_samples=whole("samples (their number, a source, or anything with len())", samples))
-
-
-def whole(name: str, value: Any, *, least: float = 1, most: float = MAX_SAMPLES) -> int:
-    """Return `value` as an int in [least, most].
-
-    Raises:
-        ConfigError: it is not an integer, or out of range.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ConfigError(f"Order needs an integer for {name}, got {value!r}") from None
-    if not least <= number <= most:
-        bounds = f">= {least}" if number < least else f"<= {most}"
-        raise ConfigError(f"Order needs {name} {bounds}, got {number}")
-    return number
+        count = len(samples) if isinstance(samples, Sized) else samples
+        name = "the samples of an Order (their number, a source, or anything with len())"
+        return cls(num_samples=whole_number(name, count, least=1, most=MAX_SAMPLES))
 
 
 def choose_window(*, lanes: int, chunk_samples: int, chunk_bytes: int | None, num_chunks: int) -> int:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import IntArray, OrderState, Step
+from rankwise.data.contract import IntArray, OrderState, Step, whole_number
 from rankwise.data.order.lanes import Grid, OrderIds, samples_at
-from rankwise.data.order.layout import DEFAULT_LANES, MAX_LANES, Facts, Recipe, choose_window, opened_samples, whole
+from rankwise.data.order.layout import DEFAULT_LANES, MAX_LANES, Facts, Recipe, choose_window, opened_samples
 from rankwise.errors import ConfigError
 
 Kind = Literal["shuffle", "sequential"]
@@ -101,14 +100,14 @@ class Order:
         told = None if locality is None else locality.chunk_samples
         self._set(
             samples=facts.num_samples,
-            batch_size=whole("batch_size (the global batch)", batch_size),
-            seed=_world_seed() if seed is None else whole("seed", seed, least=-math.inf, most=math.inf),
+            batch_size=whole_number("batch_size of an Order (the global batch)", batch_size, least=1),
+            seed=_world_seed() if seed is None else whole_number("seed", seed),
             kind=kind or own_kind or "shuffle",
             remainder=remainder,
             lanes=lanes,
             window=window,
-            chunk_samples=told if chunk_samples is None else whole("chunk_samples", chunk_samples),
-            chunk_bytes=facts.chunk_bytes if chunk_bytes is None else whole("chunk_bytes", chunk_bytes),
+            chunk_samples=told if chunk_samples is None else whole_number("chunk_samples", chunk_samples, least=1),
+            chunk_bytes=facts.chunk_bytes if chunk_bytes is None else whole_number("chunk_bytes", chunk_bytes, least=1),
             fingerprint=facts.fingerprint if fingerprint is None else fingerprint,
             draw=facts.draw,
         )
@@ -148,7 +147,7 @@ class Order:
         chunk = min(self.chunk_samples or 1, self.samples)
         num_chunks = -(-self.samples // chunk)
         if self.lanes is not None:
-            lanes = whole("lanes", self.lanes, most=min(MAX_LANES, self.samples))
+            lanes = whole_number("lanes", self.lanes, least=1, most=min(MAX_LANES, self.samples))
         elif wished_lanes is not None:
             lanes = min(wished_lanes, self.batch_size, num_chunks, MAX_LANES)
         else:
@@ -160,13 +159,13 @@ class Order:
                 lanes=lanes, chunk_samples=chunk, chunk_bytes=self.chunk_bytes, num_chunks=num_chunks
             )
         else:
-            window = whole("window", self.window)
+            window = whole_number("window", self.window, least=1)
         # A window that reaches beyond the last chunk gives the same order as one that ends there.
         return Grid(num_samples=self.samples, chunk_samples=chunk, lanes=lanes, window=min(window, num_chunks))
 
     def start(self, epoch: int = 0) -> OrderState:
         """Return the state at the start of an epoch."""
-        return OrderState(seed=self.seed, epoch=whole("epoch", epoch, least=0), position=0, recipe=self.recipe)
+        return OrderState(seed=self.seed, epoch=whole_number("epoch", epoch, least=0), position=0, recipe=self.recipe)
 
     def state_at(self, *, epoch: int, position: int) -> OrderState:
         """Return the state after `position` samples of an epoch; the start of the next epoch if no step is left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from rankwise.data.contract import JSON, OrderState, Share, Step, num_micro_batches, shares
+from rankwise.data.contract import JSON, OrderState, Share, Step, num_micro_batches, shares, whole_number
 from rankwise.data.order.order import Order
 from rankwise.errors import ConfigError
 
@@ -218,16 +218,10 @@ def shard(items: int | Sequence[Any], *, rank: int, world_size: int, how: How = 
         raise ConfigError(f"shard needs 0 <= rank < world_size, got rank {rank} of {world_size}")
     if how not in ("contiguous", "strided"):
         raise ConfigError(f'shard needs how="contiguous" or "strided", got {how!r}')
-    whole = range(_count(items)) if isinstance(items, int) else items
+    whole = range(whole_number("the number of items of a shard", items, least=0)) if isinstance(items, int) else items
     if not (hasattr(whole, "__len__") and hasattr(whole, "__getitem__")) or hasattr(whole, "keys"):
         raise ConfigError(f"shard needs a number or a sequence, got {type(items).__name__}: pass list(...) of it")
     if how == "strided":
         return whole[rank::world_size]
     count = len(whole)
     return whole[rank * count // world_size : (rank + 1) * count // world_size]
-
-
-def _count(items: int) -> int:
-    if items < 0:
-        raise ConfigError(f"shard needs a number of items >= 0, got {items}")
-    return items

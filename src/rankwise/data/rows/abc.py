@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankwise._process.loader_worker import current_worker
-from rankwise.data.contract import JSON, IntArray
+from rankwise.data.contract import JSON, IntArray, whole_number
 from rankwise.data.feed.workers.starts import PassStarts
 from rankwise.data.rows.passes import PassDraws, check_mask, fresh_seed, make_generator
 from rankwise.data.rows.types import LoadRequest
@@ -86,9 +86,7 @@ class Sampler(ABC):
         Raises:
             ConfigError: it is negative, or not an integer.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
-            raise ConfigError(f"an epoch must be an integer of at least 0, got {epoch!r}")
-        self._epoch, self._epoch_is_set = int(epoch), True
+        self._epoch, self._epoch_is_set = whole_number("an epoch", epoch, least=0), True
         self._last_pass = self._salt_to_repeat = None
         self._publish()
 

@@ -61,7 +61,7 @@ def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     if values.dtype.kind == "f":
         for part, dataset in zip(parts, datasets, strict=True):
-            _warn_rounding(name, part, dataset, values.dtype)
+            warn_rounding(name, part, dataset.place, values.dtype)
     return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
 
 
@@ -130,7 +130,8 @@ def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
     return with_gaps
 
 
-def _warn_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> None:
+def warn_rounding(name: str, part: Any, place: str, dtype: DType) -> None:
+    """Warn once if a column holds integers that floats of `dtype` round."""
     exact = 2 ** (np.finfo(dtype).nmant + 1)
     stored = np.dtype(getattr(part.dtype, "numpy_dtype", part.dtype))
     if stored.kind not in "iu" or np.iinfo(stored).max <= exact:
@@ -138,7 +139,7 @@ def _warn_rounding(name: str, part: Any, dataset: AnyDataset, dtype: DType) -> N
     known = part if isinstance(part, np.ndarray) else part[~part.isna()].to_numpy(dtype=stored)
     if len(known) and max(int(known.max()), -int(known.min())) > exact:  # looked at: most columns hold small ones
         warn_once(
-            f"the obs column {name!r} of {dataset.place} holds {stored} and is read as {dtype}: integers beyond "
+            f"the obs column {name!r} of {place} holds {stored} and becomes {dtype}: integers beyond "
             f"{exact:,} are rounded. For names use a category (adata.obs[{name!r}].astype('category'))",
             key=f"obs {name} {stored} {dtype}",
         )
@@ -158,7 +159,7 @@ def name_list(names: Iterable[str], argument: str) -> list[str]:
 def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
     """Return a pandas.DataFrame of columns of all datasets, concatenated, with their index; None = all.
 
-    For a dataset without a column the values are missing.
+    For a dataset without a column the values are missing. Warns once if integers then become floats that round them.
     """
     every = dict.fromkeys(name for dataset in datasets for name in dataset.obs_columns)
     wanted = list(every) if columns is None else name_list(columns, "columns")
@@ -166,8 +167,14 @@ def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -
     if unknown:
         raise ConfigError(f"there are no obs columns {unknown} in {datasets[0].place}; there are {list(every)}")
     held = [[name for name in wanted if name in dataset.obs_columns] for dataset in datasets]
-    joined = join_tables([dataset.obs(names) for dataset, names in zip(datasets, held, strict=True)])
-    return joined[wanted]
+    tables = [dataset.obs(names) for dataset, names in zip(datasets, held, strict=True)]
+    joined = join_tables(tables)[wanted]
+    for name, dtype in joined.dtypes.items():
+        if isinstance(dtype, np.dtype) and dtype.kind == "f":
+            for dataset, table in zip(datasets, tables, strict=True):
+                if name in table:
+                    warn_rounding(name, table[name].array, dataset.place, dtype)
+    return joined
 
 
 def join_tables(tables: Sequence[Any]) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 from rankwise._process.forks import renew_in_children
-from rankwise.data.contract import BoolArray, DType, NDArray
+from rankwise.data.contract import BoolArray, DType, NDArray, whole_number
 from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.decode.dense_rows import Spread
@@ -63,8 +62,8 @@ class BoxReader:
     ) -> None:
         limits = {"threads": threads, "max_open_files": max_open_files, "max_indexes": max_indexes}
         for name, value in limits.items():
-            if value is not None and not (isinstance(value, Integral) and value >= 1):
-                raise ConfigError(f"a reader needs {name} of at least 1, got {value!r}")
+            if value is not None:
+                whole_number(f"{name} of a reader", value, least=1)
         if keep not in get_args(Keep):
             raise ConfigError(f"keep must be one of {', '.join(get_args(Keep))}, got {keep!r}")
         self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)

@@ -83,6 +83,39 @@ def test_small_objects_of_a_strided_pyramid_are_foreground(strided):
     assert counts[0] < counts[1] / 3  # what one gets who asks for it
 
 
+def crops_with_labels(tmp_path, labels, *, width=1, size=64, **options):
+    """Return which of 400 foreground crops hold a label; an element of the labels is `width` of the image's."""
+    zarr.create_array(tmp_path / "image", shape=(size, size), dtype="u2", chunks=(16, 16), overwrite=True)
+    label = np.zeros((-(-size // width),) * 2, "u1")
+    label[tuple(np.transpose(labels))] = 1
+    zarr.create_array(tmp_path / "label", data=label, chunks=label.shape, overwrite=True)
+    level = plain_level(read_meta(tmp_path / "label"), spacing=(float(width),) * 2)
+    images = [{"image": tmp_path / "image", "label": [level]}]
+    index = CropIndex(images, fields=["image", "label"], num_random=400, foreground=("label", 1.0), **options)
+    places, layout = index.places(np.arange(400), seed=0), index.compiled(0).layouts["label"]
+    places.starts[:] = layout.starts(places.images, places.starts)
+    return np.array([label[box].any() for box in boxes(index, places, layout.shape)])
+
+
+@pytest.mark.parametrize(("width", "shape"), [(2, 2), (2, 4), (3, 4), (4, 4), (4, 5), (4, 8), (8, 9), (8, 24)])
+def test_a_foreground_crop_holds_its_label(tmp_path, width, shape):
+    """Also where labels are coarser than the image, and a box of them has one or two elements."""
+    for snap in {False, shape % width == 0}:
+        labels = [(5, 7), (6, 3), (0, 0), (7, 7)]
+        assert crops_with_labels(tmp_path, labels, width=width, shape=(shape, shape), snap=snap).all()
+
+
+@pytest.mark.parametrize("size", [60, 64])
+def test_aligned_foreground_crops_hold_their_label(tmp_path, size):
+    """With crops of a chunk every label is reached; with shorter ones those between them are left out, said."""
+    corners = [(15, 15), (16, 16), (31, 0), (size - 1, size - 1)]
+    assert crops_with_labels(tmp_path, corners, size=size, shape=(16, 16), align="chunk").all()
+    said = r"2 of 4 labelled places lie in no crop: crops of \[8, 8\] begin \[16, 16\] apart"
+    with pytest.warns(UserWarning, match=said):
+        held = crops_with_labels(tmp_path, corners, size=size, shape=(8, 8), align="chunk")
+    assert held.all()
+
+
 def test_missing_labels_name_the_level_that_was_looked_at(strided):
     """Who looks for a label that is not there learns in which array, at which level, it was looked for."""
     image, _ = strided
@@ -217,9 +250,9 @@ def test_fields_cover_the_same_place_at_other_spacings(volumes, tmp_path):
         ({"stride": (3, 8, 8), "align": "chunk"}, "needs a stride of whole chunks"),
         ({"fields": {"image": Take(channel="DAPI")}}, "have no channels to choose from"),
         ({"stride": 8}, "stride= has an extent for each axis"),
-        ({"shape": (8, 8, 4.5)}, r"shape= needs whole numbers of elements, got \(8, 8, 4.5\)"),
-        ({"stride": (8, 8, 2.5)}, "stride= needs whole numbers"),
-        ({"shape": "888"}, "shape= needs whole numbers"),
+        ({"shape": (8, 8, 4.5)}, r"an extent of shape= \(elements\) must be an integer, got 4.5"),
+        ({"stride": (8, 8, 2.5)}, "an extent of stride= .* must be an integer, got 2.5"),
+        ({"shape": "888"}, "an extent of shape= .* must be an integer, got '8'"),
         ({"labels": {"label": lambda image: 1}}, "labels='label' has the name of a field"),
         ({"fields": {"x": Take("image", mask=True)}, "labels": {"x_mask": lambda image: 1}}, "or of its mask"),
         ({"fields": ["depth"]}, "has no part 'depth'; it has 'image', 'label'"),

@@ -57,13 +57,13 @@ def test_a_small_image_lies_anywhere_in_a_padded_crop():
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 7), st.integers(-60, 60))
 def test_nearest_is_a_start_close_by(size, extent, step, wanted):
-    """The start that is taken for any place belongs to the lattice and is less than a step off, if inside."""
+    """The start that is taken for any place is the nearest of the lattice, also where the last step is shorter."""
     extent = min(extent, size)
     lattice = free_lattice(np.array([[size]]), np.array([extent]), np.array([step]), padded=False)
     found = int(lattice.nearest(np.array([0]), np.array([[wanted]]))[0, 0])
-    assert found in starts(lattice)[:, 0].tolist()
-    if 0 <= wanted <= size - extent:
-        assert abs(found - wanted) <= step
+    every = starts(lattice)[:, 0].tolist()
+    assert found in every
+    assert abs(found - wanted) == min(abs(start - wanted) for start in every)
 
 
 def test_unknown_edges_are_refused():

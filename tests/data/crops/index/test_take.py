@@ -101,11 +101,13 @@ def test_numbers_of_numpy_give_the_same_index(tmp_path):
     assert made(int, float) == made(np.int64, np.float64) == made(np.int32, np.float32)
 
 
-@pytest.mark.parametrize("wrong", [{"num_random": 4.0}, {"num_random": 4, "neighbourhood": 0}, {"num_random": "4"}])
+@pytest.mark.parametrize(
+    "wrong", [{"num_random": 4.0}, {"num_random": True}, {"num_random": 4, "neighbourhood": 0}, {"num_random": "4"}]
+)
 def test_counts_are_whole_numbers(tmp_path, wrong):
     """A number of crops that is no whole number is an error of construction, which names it."""
     zarr.create_array(tmp_path / "a", shape=(16, 16), dtype="u2", chunks=(4, 4))
-    with pytest.raises(ConfigError, match=f"{list(wrong)[-1]} must be a whole number of at least 1, got"):
+    with pytest.raises(ConfigError, match=f"{list(wrong)[-1]} must be an integer of at least 1, got"):
         CropIndex(tmp_path / "a", shape=(8, 8), **wrong)
 
 

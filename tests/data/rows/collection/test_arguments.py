@@ -40,7 +40,7 @@ def test_seeds():
     assert seed_of(np.int64(5)) == seed_of(5) == 5
     assert seed_of(np.random.default_rng(0)) == seed_of(np.random.default_rng(0))
     for wrong in ("5", True, np.random.RandomState(0)):
-        with pytest.raises(ConfigError, match=r"rng must be a numpy.random.Generator, an integer"):
+        with pytest.raises(ConfigError, match=r"rng must be an integer, got .*: a seed, or a numpy"):
             seed_of(wrong)
 
 
@@ -53,9 +53,18 @@ def test_damaged_metadata_are_named(tmp_path):
         DatasetCollection(folder, mode="r")
 
 
+def test_numbers_of_numpy(tmp_path):
+    """Sizes may be NumPy's integers; the manifest has them as plain numbers."""
+    names = ("dataset_size", "shuffle_chunk_size", "n_obs_per_chunk", "shard_size")
+    sizes = dict(zip(names, np.array([20, 2, 4, 2**20]), strict=True))
+    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(30, 4)], rng=0, **sizes)
+    [write] = collection.manifest["writes"]
+    assert {name: write["parameters"][name] for name in names} == sizes
+
+
 def test_numbers_of_rows(tmp_path):
     """Fractions, texts and truth values are no numbers of rows; a fraction cut rows into runs of no such length."""
     collection = DatasetCollection(tmp_path / "c.zarr")
     for argument, wrong in (("shuffle_chunk_size", 2.5), ("shuffle_chunk_size", "10"), ("n_obs_per_chunk", True)):
-        with pytest.raises(ConfigError, match=rf"{argument} must be .* of rows >= 1, got {wrong!r}"):
+        with pytest.raises(ConfigError, match=rf"{argument}.* must be an integer of at least 1, got {wrong!r}"):
             collection.add_adatas([small_anndata(3, 2)], **{argument: wrong})

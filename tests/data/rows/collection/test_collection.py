@@ -276,9 +276,9 @@ def test_without_a_shuffle_rows_keep_their_order(tmp_path, three):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"dataset_size": "lots"}, "dataset_size must be a size"),
+        ({"dataset_size": "lots"}, "dataset_size must be an integer .* a size such as"),
         ({"memory_budget": "1KB"}, "memory_budget must be at least"),
-        ({"shuffle_chunk_size": 0}, "shuffle_chunk_size must be"),
+        ({"shuffle_chunk_size": 0}, r"shuffle_chunk_size \(rows\) must be"),
         ({"shuffle_chunk_size": 60}, "do not fit into datasets of 50 rows"),
         ({"groupby": "colour"}, "groupby needs columns of obs; no input has 'colour'"),
         ({"matrices": ["layers/raw"]}, "has no 'layers/raw'"),

@@ -23,14 +23,17 @@ def test_an_anndata_store_is_not_replaced(tmp_path, zarr_format):
 
 
 def test_what_is_no_group_is_refused(tmp_path):
-    """Files, arrays and groups of Zarr v2 are refused by name, with what to do."""
+    """Files, links to nothing, arrays and groups of Zarr v2 are refused by name, with what to do."""
     made = small_anndata(20, 5)
     made.write_h5ad(tmp_path / "a.h5ad")
     zarr.create_array(str(tmp_path / "array.zarr"), shape=(3,), dtype="i4")
     zarr.open_group(str(tmp_path / "old.zarr"), mode="w", zarr_format=2)
+    (tmp_path / "lost.zarr").symlink_to(tmp_path / "scratch.zarr")
+    with pytest.raises(ConfigError, match=r"lost.zarr is a link to \S*/scratch.zarr, which does not exist, but"):
+        DatasetCollection(tmp_path / "lost.zarr")
     with (
         pytest.warns(UserWarning, match=r"names of collections must end in .zarr"),
-        pytest.raises(ConfigError, match=r"a.h5ad is a file, but a collection is a folder: .* as an input"),
+        pytest.raises(ConfigError, match=r"a.h5ad is a file, but a collection is a folder: .* an input"),
     ):
         DatasetCollection(tmp_path / "a.h5ad")
     with pytest.raises(DataError, match=r"array.zarr is not a Zarr group"):

@@ -1,6 +1,7 @@
 """A writing that ends early says what is there and what to do."""
 
 import errno
+import resource
 
 import pytest
 
@@ -29,6 +30,19 @@ def test_a_full_disk(tmp_path, monkeypatch):
     assert DatasetCollection(place).is_empty
     assert len(DatasetCollection(place).add_adatas([made], rng=0).obs(["n"])) == 40
     assert not (tmp_path / "c.zarr.writing").exists()
+
+
+def test_a_disk_that_fills_up_while_names_are_written(tmp_path):
+    """NumPy writes arrays to files with an error that has no number; it is said as for all other files."""
+    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(20, 5)], rng=0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, hard))
+        with pytest.raises(DataError, match=r"File too large.*/c.zarr is unchanged. The same call continues"):
+            collection.add_adatas([small_anndata(2000, 5, seed=1)], rng=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(collection.obs(["n"])) == 20
 
 
 def test_ctrl_c(tmp_path, monkeypatch):

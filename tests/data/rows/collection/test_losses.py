@@ -45,6 +45,36 @@ def test_a_reshuffle_deletes_no_matrix_unasked(tmp_path):
     assert RowSource(collection).datasets[0].matrices == ("X",)
 
 
+@pytest.mark.filterwarnings("ignore:obs columns 'donor' are not in all inputs")
+def test_integers_that_become_floats(tmp_path, caplog):
+    """A column of integers that another input lacks is written as floats; if they round its numbers it is said."""
+    left, right = small_anndata(5, 6), small_anndata(4, 6, seed=1)
+    left.obs["donor"] = 2**53 + np.arange(5)
+    made = DatasetCollection(tmp_path / "c.zarr").add_adatas([left, right], rng=0)
+    assert made.obs(["donor"])["donor"].dtype == np.float64
+    [said] = [text for text in caplog.messages if "'donor'" in text]
+    assert "'donor' of in memory 0 holds int64 and becomes float64: integers beyond" in said
+
+
+@pytest.mark.filterwarnings("ignore:.*is dense and becomes CSR", NEW_ROWS)
+def test_half_precision(tmp_path):
+    """SciPy has no CSR of float16: such rows are refused with the mend, and dense ones beside CSR become float32."""
+    half = small_anndata(5, 6)
+    half.X = half.X.astype("f4")
+    half.X.data = half.X.data.astype("f2")
+    with pytest.raises(
+        DataError, match=r"X of in memory 0 holds float16, of which SciPy has no .* float32.*load_adata="
+    ):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([half], rng=0)
+    dense = small_anndata(5, 6)
+    dense.X = dense.X.toarray().astype("f2")
+    made = DatasetCollection(tmp_path / "b.zarr").add_adatas([small_anndata(4, 6, seed=1)], rng=0, shuffle=False)
+    made.add_adatas([dense], rng=0, shuffle=False)
+    kept = anndata.io.read_elem(list(made)[1]["X"])
+    assert kept.dtype == np.float32
+    assert np.array_equal(kept.toarray(), dense.X)
+
+
 def test_an_input_counts_once_in_a_call(tmp_path, monkeypatch):
     """A file by two names, a store and its group, one object twice: refused before anything is written."""
     monkeypatch.chdir(tmp_path)

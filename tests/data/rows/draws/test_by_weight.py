@@ -61,7 +61,7 @@ def test_what_makes_no_sense():
             RowWeights.checked(weights, 2)
     with pytest.raises(ConfigError, match="no row has a value"):
         RowWeights.balanced(RowGroups(labels=("a",), codes=np.array([-1])))
-    with pytest.raises(ConfigError, match="together of at least 1"):
+    with pytest.raises(ConfigError, match="together of drawn rows must be an integer of at least 1, got 0"):
         DrawOptions(num_samples=3, balance="kind", together=0)
 
 

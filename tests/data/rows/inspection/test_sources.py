@@ -6,6 +6,7 @@ import anndata
 import h5py
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import zarr
 
 from rankwise.data.rows import DatasetCollection, verify_rows
@@ -109,6 +110,24 @@ def test_an_origin_of_the_users_own(tmp_path):
     collection = DatasetCollection(tmp_path / "c.zarr").add_adatas([left], rng=0)
     for place, problem in zip(("lab0", "lab1"), verify_rows(collection.path, sources=True), strict=True):
         assert problem.startswith(f"{place} cannot be compared: nothing found at {place}")
+
+
+@pytest.mark.parametrize("dtype", ["i4", "f4"])
+def test_dense_sources_of_csr_rows(tmp_path, dtype):
+    """A dense source without some of the variables is compared as CSR, which it became: what it lacks is no element."""
+    wide = anndata.AnnData(sp.csr_matrix(np.arange(12).reshape(3, 4).astype(dtype)))
+    narrow = anndata.AnnData(np.arange(6).reshape(3, 2).astype(dtype))
+    for name, made in (("wide", wide), ("narrow", narrow)):
+        made.write_h5ad(tmp_path / f"{name}.h5ad")
+    with pytest.warns(UserWarning, match="is dense and becomes CSR"):
+        collection = DatasetCollection(tmp_path / "c.zarr").add_adatas(
+            [tmp_path / "wide.h5ad", tmp_path / "narrow.h5ad"]
+        )
+    assert verify_rows(collection.path, sources=True) == []
+    with h5py.File(tmp_path / "narrow.h5ad", "r+") as file:
+        file["X"][1, 1] = 9
+    [problem] = verify_rows(collection.path, sources=True)
+    assert problem.startswith("X of 1 rows of ")
 
 
 def test_numbers_beside_complex_ones(tmp_path):

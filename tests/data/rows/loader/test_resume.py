@@ -296,7 +296,7 @@ def test_states_that_are_none(store):
         ({**state, "version": 2}, "version 2"),
         ({"epoch": 0}, "batches, data, epoch"),
         ({"version": 1, "recipe": "a"}, "position of a loader with order="),
-        ({**state, "batches": -1}, "integer for batches"),
+        ({**state, "batches": -1}, "batches in the state of a loader must be an integer"),
         ({**state, "batches": 18}, "an epoch has 17 batches here"),
     ]:
         with pytest.raises(ConfigError, match=said):

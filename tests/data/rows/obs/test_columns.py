@@ -9,7 +9,7 @@ import pytest
 
 from rankwise.data.rows import obs as columns
 from rankwise.data.rows.datasets import Dataset, MemoryDataset
-from rankwise.data.rows.obs import read_column, read_groups
+from rankwise.data.rows.obs import read_column, read_groups, read_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.stores.small_rows import write_anndata
@@ -115,8 +115,23 @@ def test_whole_numbers_that_floats_round_are_said(tmp_path, caplog, why, largest
     assert int(taken(column, [0])[0]) == int(float(largest))
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (abs(largest) > 2**53)
-    assert all(f"'{name}' of {places[0]} holds int64 and is read as float64" in text for text in said)
+    assert all(f"'{name}' of {places[0]} holds int64 and becomes float64" in text for text in said)
     assert all("integers beyond 9,007,199,254,740,992 are rounded" in text for text in said)
+
+
+def test_tables_say_what_they_round(tmp_path, caplog):
+    """Integers of a column that another store lacks become floats, as in anndata.concat: said if that rounds them."""
+    places = []
+    for name, values in (("small", [1, 2]), ("large", [1, 2**53 + 1])):
+        obs = pd.DataFrame({f"table {name}": values}, index=["a", "b"])
+        places.append(write_anndata(anndata.AnnData(X=np.zeros((2, 1), "f4"), obs=obs), tmp_path / f"{name}.zarr"))
+    with BoxReader(threads=1) as reader:
+        both = [Dataset(place, reader) for place in places]
+        assert read_tables(both[1:], None)["table large"].tolist() == [1, 2**53 + 1]
+        assert not caplog.records
+        assert read_tables(both, None)["table small"].tolist()[:2] == [1.0, 2.0]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert f"'table large' of {places[1]} holds int64 and becomes float64: integers beyond" in said
 
 
 def test_what_batches_cannot_hold(datasets):

@@ -84,5 +84,5 @@ def test_a_number_is_rows_and_a_unit_bytes():
     assert [rows_of_size(size, "dataset_size", 100.0) for size in (250, "250", " 250 ", "250B", "1KB")] == [
         250, 250, 250, 2, 10,
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="dataset_size must be a size such as"):
+    with pytest.raises(ConfigError, match=r"dataset_size must be an integer of at least 1, got 0: .* size such as"):
         rows_of_size("0", "dataset_size", 1.0)

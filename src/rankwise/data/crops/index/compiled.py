@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -165,7 +166,15 @@ def _draws(
     labelled: CellTable | None = None
     labelled_bounds: FloatArray | None = None
     if foreground is not None:
-        labelled = CellTable.of(foreground)
+        reached = [_reached(cells, lattice, frame, image) for image, cells in enumerate(foreground)]
+        labelled, every = CellTable.of(reached), sum(int(cells.chosen.sum()) for cells in foreground)
+        if labelled.before[-1] < every:
+            warnings.warn(
+                f"{every - labelled.before[-1]} of {every} labelled places lie in no crop: crops of "
+                f"{frame.extent.tolist()} begin {lattice.step[0].tolist()} apart. For all use a larger shape, or no "
+                "align= and snap=",
+                stacklevel=5,
+            )
         found = np.where(room > 0, labelled.counts, 0).astype(np.float64)
         labelled_bounds = image_bounds(weights, found, what=_no_label(rules, images))
     draws = Draws(
@@ -182,6 +191,17 @@ def _draws(
     )
     edges = b"" if labelled_bounds is None else labelled_bounds.tobytes() + repr(draws.fraction).encode()
     return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), edges]
+
+
+def _reached(cells: CellGrid, lattice: Lattice, frame: Frame, image: int) -> CellGrid:
+    """Return the chosen cells whose centre is in a crop: starts may be further apart than a crop is long."""
+    chosen = cells.chosen.copy()
+    for axis, count in enumerate(chosen.shape):
+        centres = cells.corner[axis] + (np.arange(count) + 0.5) * cells.size[axis]
+        inside = np.clip(centres, 0, frame.sizes[image, axis] - 0.5)  # a coarse cell may reach beyond the image
+        covered = lattice.covers(image, axis, inside, int(frame.extent[axis]))
+        np.moveaxis(chosen, axis, 0)[~covered] = False
+    return replace(cells, chosen=chosen)
 
 
 def _no_label(rules: Rules, images: Sequence[CropImage]) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import JSON, DType, IntArray, NDArray
+from rankwise.data.contract import JSON, DType, IntArray, NDArray, whole_number
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import Normalise, Scaling, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, plain_channel, resolved_dtype
@@ -223,10 +222,8 @@ def plain_extents(name: str, extents: Any) -> tuple[Any, ...]:
     """
     if not isinstance(extents, Iterable):
         raise ConfigError(f"{name}= has an extent for each axis, such as ({extents}, {extents}); got {extents!r}")
-    found = tuple(extents)
-    if not all(extent is None or isinstance(extent, Integral) for extent in found):
-        raise ConfigError(f"{name}= needs whole numbers of elements, got {found}")
-    return tuple(None if extent is None else int(extent) for extent in found)
+    what = f"an extent of {name}= (elements)"
+    return tuple(None if extent is None else whole_number(what, extent) for extent in extents)
 
 
 def _dtype(wanted: npt.DTypeLike) -> DType | None:

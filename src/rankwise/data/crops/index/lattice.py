@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rankwise.data.contract import FloatArray, IntArray
+from rankwise.data.contract import BoolArray, FloatArray, IntArray
 from rankwise.errors import ConfigError
 
 Edges: TypeAlias = Literal["shift", "pad", "drop"]
@@ -43,12 +43,18 @@ class Lattice:
         """Return the starts at coordinates int64[B, D] of images int64[B]."""
         return np.minimum(self.origin[images] + coords * self.step[images], self.last[images])
 
-    def nearest(self, images: IntArray, starts: IntArray) -> IntArray:
-        """Return the lattice starts nearest to arbitrary ones, int64[B, D]."""
-        step = self.step[images]
-        coords = (starts - self.origin[images] + step // 2) // step
-        coords = np.clip(coords, 0, self.counts[images] - 1)
-        return self.starts(images, coords)
+    def nearest(self, images: IntArray, starts: FloatArray) -> IntArray:
+        """Return the lattice starts nearest to arbitrary ones, int64[B, D]; of two equally near ones the larger."""
+        coords = np.floor((starts - self.origin[images]) / self.step[images] + 0.5).astype(np.int64)
+        found = self.starts(images, np.clip(coords, 0, self.counts[images] - 1))
+        last = self.last[images]  # the step to it may be shorter
+        return np.where(np.abs(starts - last) <= np.abs(starts - found), last, found)
+
+    def covers(self, image: int, axis: int, points: FloatArray, extent: int) -> BoolArray:
+        """Return which points along an axis of an image lie in a crop of that extent, bool[B]."""
+        origin, step, last = (int(each[image, axis]) for each in (self.origin, self.step, self.last))
+        before = np.where(points >= last, last, origin + (points - origin) // step * step)
+        return np.asarray((points >= origin) & (points < before + extent), dtype=np.bool_)
 
 
 def tile_lattice(sizes: IntArray, extent: IntArray, stride: IntArray, *, edges: Edges) -> Lattice:

@@ -117,7 +117,9 @@ class Draws:
             assert self.foreground is not None
             assert self.foreground_bounds is not None
             images[wanted] = pick(self.foreground_bounds, uniform(keys[wanted], _IMAGE))
-            starts[wanted] = self._around(self.foreground, images[wanted], keys[wanted], own[wanted], spread=0.5)
+            starts[wanted] = self._around(
+                self.foreground, images[wanted], keys[wanted], own[wanted], spread=0.5, hold=True
+            )
         return Places(images, starts)
 
     def _is_foreground(self, groups: IntArray, seed: int, epoch: int) -> BoolArray:
@@ -153,18 +155,25 @@ class Draws:
             moved[:, axis] = low + below(own, _START + axis, high - low)
         return moved
 
-    def _around(self, cells: CellTable, images: IntArray, keys: IntArray, own: IntArray, *, spread: float) -> IntArray:
+    def _around(
+        self, cells: CellTable, images: IntArray, keys: IntArray, own: IntArray, *, spread: float, hold: bool = False
+    ) -> IntArray:
         """Return starts of crops around points of cells; a point is at most `spread` / 2 of a crop from its centre.
 
-        On a coarse lattice the nearest start is used: moving it further could lose the point.
+        On a coarse lattice the nearest start is used: moving it further could lose the point. With `hold` the boxes of
+        fields must hold the cell: a box of up to two coarse elements is rounded to them, so its crop is centred on one.
         """
         num_axes = len(self.extent)
         inside = np.stack([uniform(keys, _INSIDE + axis) for axis in range(num_axes)], axis=1)
-        points = cells.points(images, uniform(keys, _CELL), inside)
         off = np.stack([uniform(own, _SPREAD + axis) - 0.5 for axis in range(num_axes)], axis=1)
-        off[4 * self.lattice.step[images] > self.extent] = 0.0
-        wanted = np.floor(points - self.extent / 2 + off * spread * (self.extent - 1) + 0.5).astype(np.int64)
-        return self.lattice.nearest(images, wanted)
+        tight, size = 4 * self.lattice.step[images] > self.extent, cells.sizes[images]
+        if hold:
+            tight |= (size > 1) & (3 * size > self.extent)
+            inside[tight] = 0.5
+        off[tight] = 0.0
+        points = cells.points(images, uniform(keys, _CELL), inside)
+        wanted = points - self.extent / 2 + off * spread * (self.extent - 1)
+        return self.lattice.nearest(images, wanted if hold else np.floor(wanted + 0.5))
 
 
 def image_weights(images: Sequence[CropImage], weights: Weights | None) -> FloatArray | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
-from rankwise.data.contract import NDArray
+from rankwise.data.contract import NDArray, whole_number
 from rankwise.data.crops.index.image import CropImage, Take, plain_extents
 from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.store.boxes import Pad
@@ -137,13 +137,10 @@ class Rules:
     def __post_init__(self) -> None:
         if self.align not in (None, "chunk"):
             raise ConfigError(f'align must be "chunk" or None, got {self.align!r}')
-        for name, least in (("num_random", 1), ("neighbourhood", 1), ("region_bytes", 1)):
+        for name in ("num_random", "neighbourhood", "region_bytes"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, Integral) or value < least:
-                raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
-            object.__setattr__(self, name, int(value))  # NumPy's numbers would give the index another fingerprint
+            if value is not None:  # NumPy's numbers would give the index another fingerprint
+                object.__setattr__(self, name, whole_number(name, value, least=1))
         weights = self.weights
         if isinstance(weights, Iterable) and not isinstance(weights, str | Mapping) and not callable(weights):
             object.__setattr__(self, "weights", tuple(float(weight) for weight in weights))

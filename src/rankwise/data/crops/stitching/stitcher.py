@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise import vitals
-from rankwise.data.contract import DType, NDArray
+from rankwise.data.contract import DType, NDArray, whole_number
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded
@@ -145,14 +144,11 @@ class Stitcher:
     ) -> None:
         if not isinstance(index, CropIndex):
             raise ConfigError(f"a stitcher needs a CropIndex of tiles, got {type(index).__name__}")
-        for name, value in (("channels", channels), ("batch_size", batch_size)):
-            if value is not None and (not isinstance(value, Integral) or value < 1):
-                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
+        channels = None if channels is None else whole_number("channels", channels, least=1)
+        self._batch_size = batch_size = whole_number("batch_size", batch_size, least=1)
         self.index = index
         self._model, self._predict = unwrapped(model), predict
-        channels = None if channels is None else int(channels)  # JSON has no numbers of NumPy
         self._channels, self._finish = channels, finish
-        self._batch_size = batch_size = int(batch_size)
         self._overwrite, self._progress = overwrite, progress
         self._device, self._options = device, options
         self._world = World.current() if world is None else world

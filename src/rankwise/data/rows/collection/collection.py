@@ -272,10 +272,10 @@ def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
 def _open(path: Path, mode: str) -> Any:
     if path.suffix != ".zarr":
         warnings.warn(f"names of collections must end in .zarr, got {path}", stacklevel=4)
-    if path.is_file():
+    if path.is_file() or (mode == "a" and path.is_symlink() and not path.exists()):
+        what = "a file" if path.is_file() else f"a link to {path.readlink()}, which does not exist"
         raise ConfigError(
-            f"{path} is a file, but a collection is a folder: choose another path, and pass the file as an input of "
-            "add_adatas"
+            f"{path} is {what}, but a collection is a folder: choose another path (a file is an input of add_adatas)"
         )
     if mode != "a" and not path.is_dir():
         raise DataError(f"there is no collection at {path}; mode={mode!r} does not create one, mode='a' does")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def _spill(job: Job, block: Block) -> str:
     folder = job.work / "hashes"
     folder.mkdir(exist_ok=True)
     half = folder / f".{block.number}-{job.piece}.npy"
-    np.save(half, hash_names(names))
+    _save(half, hash_names(names))
     half.rename(folder / f"{block.number}.npy")
     values = []
     for field in joined.matrices:
@@ -171,11 +172,18 @@ def _count(job: Job) -> bool:
     if not repeats.any():
         return False
     _avoid_names_that_are_there(job, hashes, repeats)
-    by_place = np.lib.format.open_memmap(job.work / _REPEATS, mode="w+", dtype=np.int64, shape=repeats.shape)
+    by_place = np.zeros(repeats.shape, dtype=np.int64)
     for block in job.blocks:
         by_place[job.placing.places(block.rows)] = repeats[block.rows]
-    by_place.flush()
+    _save(job.work / _REPEATS, by_place)
     return True
+
+
+def _save(path: Path, array: NDArray) -> None:
+    """Write an npy file. On a full disk `numpy.save` to a file raises without an errno, and a mapped file kills."""
+    with path.open("wb") as file:
+        made: Any = SimpleNamespace(write=file.write)
+        np.save(made, array)
 
 
 def _avoid_names_that_are_there(job: Job, hashes: NDArray, repeats: IntArray) -> None:

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rankwise.data.contract import whole_number
 from rankwise.data.rows.collection.union import Joined
 from rankwise.data.rows.output import MatrixFormat, parse_size, rows_of_size
 from rankwise.errors import ConfigError
@@ -47,9 +50,7 @@ class WriteOptions:
         parse_size(self.dataset_size, "dataset_size")
         if self.budget < _LEAST_BUDGET:
             raise ConfigError(f'memory_budget must be at least "1MB", got {self.memory_budget!r}')
-        run = self.shuffle_chunk_size
-        if isinstance(run, bool) or not isinstance(run, int) or run < 1:
-            raise ConfigError(f"shuffle_chunk_size must be a number of rows >= 1, got {run!r}")
+        whole_number("shuffle_chunk_size (rows)", self.shuffle_chunk_size, least=1)
         if len(set(self.groupby)) != len(self.groupby):
             raise ConfigError(f"the columns of groupby must be different, got {list(self.groupby)}")
 
@@ -102,7 +103,8 @@ class WriteOptions:
         del facts["form"], facts["memory_budget"]  # the budget does not affect the written data
         codecs = [codec.to_dict() if hasattr(codec, "to_dict") else str(codec) for codec in self.form.codecs]
         converted = {"groupby": list(self.groupby), "compressors": codecs, "load_adata": self.load_adata is not None}
-        return {**facts, **asdict(self.form), **converted}
+        facts = {**facts, **asdict(self.form), **converted}  # JSON has no numbers of NumPy
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in facts.items()}
 
 
 def listed(sources: Any) -> list[Any]:
@@ -123,9 +125,7 @@ def seed_of(rng: Any) -> int | None:
         return None
     if hasattr(rng, "integers"):
         return int(rng.integers(2**63))
-    if not hasattr(rng, "__index__") or isinstance(rng, bool):
-        raise ConfigError(f"rng must be a numpy.random.Generator, an integer seed, or None; got {type(rng).__name__}")
-    return int(rng)
+    return whole_number("rng", rng, mend=": a seed, or a numpy.random.Generator, or None")
 
 
 def warn_of_room(work: Path, spilled_bytes: float) -> None:

@@ -243,6 +243,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
         )
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
+    dtype = np.dtype(np.float32) if sparse and dtype == np.float16 else dtype  # SciPy has no CSR of float16
     _log_dtypes(name, [(table.dtype, held.label) for table, held in zip(tables, inputs, strict=True)], dtype)
     rows = max(1, sum(table.shape[0] for table in tables))
     row_bytes = sum((table.csr_row_bytes if sparse else table.row_bytes) * table.shape[0] for table in tables) / rows
@@ -264,8 +265,8 @@ def _log_dtypes(name: str, parts: Sequence[tuple[DType, str]], joined: DType) ->
 def _sparse(part: Any, columns: IntArray | None, field: Field) -> Any:
     import scipy.sparse as sp
 
-    part = sp.csr_matrix(part) if isinstance(part, np.ndarray) else part
-    indices, data, indptr = part.indices.astype(np.int32), part.data.astype(field.dtype, copy=False), part.indptr
+    part = sp.csr_matrix(part, dtype=field.dtype)
+    indices, data, indptr = part.indices.astype(np.int32), part.data, part.indptr
     if columns is not None:
         indices = columns[indices].astype(np.int32)
         kept = indices >= 0

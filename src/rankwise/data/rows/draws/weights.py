@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import FloatArray, IntArray, NDArray
+from rankwise.data.contract import FloatArray, IntArray, NDArray, whole_number
 from rankwise.data.order.layout import WINDOW_BYTES
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
@@ -168,8 +168,7 @@ class DrawOptions:
         if self.balance is None and self.weights is None and self.mix is None:
             raise ConfigError("drawn rows need one of balance= and weights=, or mix= for several collections")
         for name in ("num_samples", "together", "block_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"draws need {name} of at least 1, got {getattr(self, name)}")
+            whole_number(f"{name} of drawn rows", getattr(self, name), least=1)
         if self.together > 1 and self.balance is None and self.weights is None:
             raise ConfigError(
                 "together= is for balance= and weights=: a mix of whole collections reads each chunk about once anyway"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str]
     origins = [_Origin(side.inputs[0].columns) for side in datasets]
     labels = sorted({label for origin in origins for label in origin.labels})
     with contextlib.ExitStack() as stack:
-        sources, problems = _open_sources(collection, labels, vars_)
+        sparse = {field.name for side in datasets for field in side.matrices if field.kind == "csr"}
+        sources, problems = _open_sources(collection, labels, vars_, sparse)
         for side in sources.values():
             stack.callback(side.inputs[0].close)
         problems += _missing_rows(sources, origins)
@@ -95,11 +96,11 @@ class _Origin:
         return np.flatnonzero((self.codes == code) & (self.rows >= 0))
 
 
-def _side(source: str, vars_: dict[str, Any], *, modalities: Sequence[str] = (), member: bool = False) -> Joined:
-    """Open a dataset, or a source to be converted to the variables of the collection."""
+def _side(source: str, vars_: dict[str, Any], *, sparse: Collection[str] = (), **options: Any) -> Joined:
+    """Open a dataset, or a source to be converted to the variables of the collection and its CSR matrices."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return join_inputs([open_input(source, 0, modalities=modalities, member=member)], vars_=vars_)
+        return join_inputs([open_input(source, 0, **options)], vars_=vars_, sparse=sparse)
 
 
 def _parts(side: Joined, *, matrix: bool) -> Mapping[str, Any]:
@@ -108,7 +109,7 @@ def _parts(side: Joined, *, matrix: bool) -> Mapping[str, Any]:
 
 
 def _open_sources(
-    collection: DatasetCollection, labels: list[str], vars_: dict[str, Any]
+    collection: DatasetCollection, labels: list[str], vars_: dict[str, Any], sparse: Collection[str]
 ) -> tuple[dict[str, Joined], list[str]]:
     parameters: dict[str, dict[str, Any]] = {}
     for write in collection.manifest["writes"]:
@@ -123,7 +124,7 @@ def _open_sources(
             problems.append(f"{label} {what}: its rows cannot be compared")
             continue
         try:
-            opened[label] = _side(label, vars_, modalities=mine.get("modalities") or ())
+            opened[label] = _side(label, vars_, sparse=sparse, modalities=mine.get("modalities") or ())
         except RankwiseError as error:
             away = not Path(label).is_absolute() and not Path(label).exists() and "://" not in label
             hint = " (src_path is relative to the folder of the original call: run this there)" * away

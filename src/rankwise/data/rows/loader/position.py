@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from rankwise._process.loader_worker import current_worker
 from rankwise._process.place import speaking_rank
-from rankwise.data.contract import JSON
+from rankwise.data.contract import JSON, whole_number
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.datasets import AddedDatasets
 from rankwise.data.rows.loader.requests import RowOrder, order_rows
@@ -60,8 +60,7 @@ class SavedPass:
         if state["version"] != _VERSION:
             raise ConfigError(f"the state has version {state['version']!r}; this rankwise reads version {_VERSION}")
         for name in ("epoch", "batches", "rows", "rank"):
-            if isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0:
-                raise ConfigError(f"the state of a loader needs an integer for {name}, got {state[name]!r}")
+            whole_number(f"{name} in the state of a loader", state[name], least=0)
         return cls(**{name: value for name, value in state.items() if name != "version"})
 
     def differences(self, here: SavedPass) -> list[str]:

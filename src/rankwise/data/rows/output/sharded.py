@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.contract import DType, IntArray, NDArray, whole_number
 from rankwise.data.rows.datasets import load_anndata
 from rankwise.data.rows.output.codecs import codecs_of, pad_rows
 from rankwise.data.rows.output.shards import SparseLayout, lay_out, parse_size, rows_of_size
@@ -87,9 +87,8 @@ class MatrixFormat:
 
     def __post_init__(self) -> None:
         parse_size(self.shard_size, "shard_size")
-        rows = self.n_obs_per_chunk
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise ConfigError(f"n_obs_per_chunk must be an integer of rows >= 1, got {rows!r}")
+        rows = whole_number("n_obs_per_chunk", self.n_obs_per_chunk, least=1)
+        object.__setattr__(self, "n_obs_per_chunk", rows)  # JSON has no numbers of NumPy
 
     @property
     def codecs(self) -> Any:

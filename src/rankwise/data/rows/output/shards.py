@@ -10,10 +10,9 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import IntArray, NDArray, whole_number
 from rankwise.data.rows.output.codecs import ChunkEncoder
 from rankwise.data.store.shard import crc32c
-from rankwise.errors import ConfigError
 
 _ABSENT = np.uint64(2**64 - 1)
 _MOST_CHUNKS = 64
@@ -152,9 +151,7 @@ def parse_size(size: int | str, name: str) -> int:
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match:
         size = int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f'{name} must be a size such as "1GB" or "512MB", or an integer >= 1; got {size!r}')
-    return size
+    return whole_number(name, size, least=1, mend=': a number, or a size such as "1GB" or "512MB"')
 
 
 def rows_of_size(size: int | str, name: str, row_bytes: float) -> int:

@@ -10,23 +10,11 @@ from itertools import pairwise
 import numpy as np
 
 from rankwise._process.loader_worker import current_worker
-from rankwise.data.contract import JSON, IntArray
+from rankwise.data.contract import JSON, IntArray, whole_number
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import (
-    PassDraws,
-    Rng,
-    check_mask,
-    make_generator,
-    mask_bounds,
-)
+from rankwise.data.rows.passes import PassDraws, Rng, check_mask, make_generator, mask_bounds
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
-
-
-def check_count(name: str, value: object) -> None:
-    """Refuse a number that is no integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +27,7 @@ class RequestSizes:
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "preload_nchunks", "batch_size"):
-            check_count(name, getattr(self, name))
+            whole_number(name, getattr(self, name), least=1)
         rows, batch = self.request_rows, self.batch_size
         product = f"{self.chunk_size} * {self.preload_nchunks} = {rows}"
         if batch > rows:
@@ -211,7 +199,7 @@ class RandomSampler(ChunkSampler):
         rng: Rng = None,
     ) -> None:
         if num_samples is not None:
-            check_count("num_samples", num_samples)
+            whole_number("num_samples", num_samples, least=1)
         super().__init__(
             chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask, num_samples=num_samples
         )

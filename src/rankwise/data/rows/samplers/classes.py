@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import JSON, FloatArray, IntArray
+from rankwise.data.contract import JSON, FloatArray, IntArray, whole_number
 from rankwise.data.rows.passes import (
     PassDraws,
     Rng,
@@ -19,7 +19,7 @@ from rankwise.data.rows.passes import (
     make_generator,
     mask_bounds,
 )
-from rankwise.data.rows.samplers.chunks import ChunkSampler, check_count, make_requests
+from rankwise.data.rows.samplers.chunks import ChunkSampler, make_requests
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
@@ -209,7 +209,7 @@ class ClassSampler(ChunkSampler):
         drop_last: bool = False,
         rng: Rng = None,
     ) -> None:
-        check_count("num_samples", num_samples)
+        whole_number("num_samples", num_samples, least=1)
         super().__init__(
             chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask, num_samples=num_samples
         )

@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field, as_texts, packed_texts
 from rankwise.data.rows.datasets import check_files, load_anndata
+from rankwise.data.rows.obs import warn_rounding
 from rankwise.data.store.meta.codecs import is_core
 from rankwise.errors import DataError
 
@@ -115,6 +116,8 @@ class UnitedColumn:
             made["value"] = values["value"] if nullable else values
             made["missing"] = values["missing"] if nullable else False
             return made
+        if dtype.kind == "f":
+            warn_rounding(self.name, values["value"][~values["missing"]] if nullable else values, part.label, dtype)
         if not nullable:
             return values.astype(dtype, copy=False)
         numbers = values["value"].astype(dtype)  # a float: anything else would be masked
@@ -149,8 +152,8 @@ class UnitedColumn:
 def unite_columns(parts: Sequence[Column | None]) -> UnitedColumn:
     """Combine the columns of one name.
 
-    Categories are merged. Integers that an input lacks become floats, and booleans nullable booleans. Nullable numbers
-    become floats with NaN beside floats. Texts, and columns of different kinds, become text.
+    Categories are merged. Integers that an input lacks become floats (see `warn_rounding`), and booleans nullable
+    booleans. Nullable numbers become floats with NaN beside floats. Texts, and columns of different kinds, become text.
 
     Raises:
         DataError: a category has no form in UTF-8; a sample of a column cannot be read.

@@ -214,10 +214,12 @@ def _check(found: Input) -> None:
             raise DataError(
                 f"{table.name} of {found.label} has {table.shape[0]} rows, but there are {found.num_rows} observations"
             )
-        if not is_core(table.dtype):
+        half = table.sparse and table.dtype == np.float16
+        if half or not is_core(table.dtype):
+            why = "for which Zarr has no type" if not half else "of which SciPy has no sparse matrices"
             raise DataError(
-                f"{table.name} of {found.label} holds {table.dtype}, for which Zarr has no type: convert it, "
-                "for example to float64, with load_adata="
+                f"{table.name} of {found.label} holds {table.dtype}, {why}: convert it, for example to "
+                f"{'float32' if half else 'float64'}, with load_adata="
             )
     names = {"obs": ("columns", list(found.columns))}
     names["var"] = ("columns", [str(name) for var in found.vars.values() for name in var.columns])
