@@ -10,7 +10,9 @@ import pytest
 
 from rankwise.cli import options, run
 from rankwise.cli.app import app
+from rankwise.cli.diagnosis import doctor_command
 from rankwise.cli.options import RunOptions, announced_options, read_plainly
+from rankwise.errors import ConfigError
 
 TARGETS = [
     ["train.py"],
@@ -134,3 +136,19 @@ def test_the_command_line_goes_before(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, env=pod, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert f"ranks      {ranks} on this machine" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": ["profile", "one rank"]}, "nothing was checked: .*--script"),
+        ({"only": ["network"]}, "nothing was checked: .*under a launcher"),
+        ({"nccl_log": "log", "only": ["host"]}, "--nccl-log no --data, --only and --skip"),
+        ({"nccl_log": "log", "data": "store"}, "--script takes no --data"),
+        ({"script": "train.py", "data": "store"}, "--script takes no --data"),
+    ],
+)
+def test_what_doctor_would_ignore_is_refused(options, message):
+    """Sections that no part of `rankwise doctor` checks, and options of its other parts."""
+    with pytest.raises(ConfigError, match=message):
+        doctor_command(**options)

@@ -17,7 +17,6 @@ import zarr
 
 import rankwise
 from rankwise._process.place import find_place
-from rankwise.cli.diagnosis import doctor_command
 from rankwise.diagnose.doctor import Check, examine, exit_code, group, job, render
 from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.group import check_group
@@ -190,22 +189,6 @@ def test_the_data_are_read(tmp_path, monkeypatch):
     assert "No closing quotation" in check_data("'a b").evidence
     missing = check_data(str(tmp_path / "none"))
     assert (missing.status, "--crop" in missing.mend) == ("fail", True)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"only": ["profile", "one rank"]}, "nothing was checked: .*--script"),
-        ({"only": ["network"]}, "nothing was checked: .*under a launcher"),
-        ({"nccl_log": "log", "only": ["host"]}, "--nccl-log no --data, --only and --skip"),
-        ({"nccl_log": "log", "data": "store"}, "--script takes no --data"),
-        ({"script": "train.py", "data": "store"}, "--script takes no --data"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(options, message):
-    """Sections that no part of the command checks, and options of its other parts."""
-    with pytest.raises(ConfigError, match=message):
-        doctor_command(**options)
 
 
 def test_sections_are_chosen():
@@ -404,23 +387,3 @@ def test_a_process_that_a_probe_has_left_behind_holds_nobody_up(tmp_path, monkey
     for stream in (probe.process.stdout, probe.process.stderr):
         stream.close()
     assert has_ended
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-"""
-
-
-@pytest.mark.parametrize("words", [["doctor", "--only", "ranks"], ["verify", "own.py"], ["profile", "own.py"], []])
-def test_without_torch(tmp_path, words):
-    """The doctor of a launched job, what records a script, and `bind` say what to install."""
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
-    (tmp_path / "own.py").write_text('import rankwise\nwith rankwise.bind(device="cpu"):\n    pass\n')
-    launch = ["run", "--nproc", "2"] + (["-m", "rankwise", *words] if words else ["own.py"])
-    command = [sys.executable, "-m", "rankwise", *(launch if words[:1] in (["doctor"], []) else words)]
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=240)
-    assert done.returncode
-    assert "pip install 'rankwise[train]'" in done.stdout + done.stderr
-    assert ("Traceback" in done.stdout + done.stderr) == (words[:1] != ["doctor"])
