@@ -35,6 +35,27 @@ def test_a_right_script_passes_also_killed():
     assert killed == "2 ranks with a kill at step 3: started again, as nothing had been saved, bits"
 
 
+OBSERVED = """
+import sys
+from rankwise.diagnose import torch_hooks
+torch_hooks.let_gloo_finish = lambda: print("gloo rests", dist.is_initialized())
+import torch.distributed as dist
+sys.argv = ["recorder", "own.py"]
+torch_hooks.run_script(lambda: print("recorded", dist.is_initialized()))
+"""
+
+
+def test_gloo_rests_before_an_observed_script_frees_its_group(tmp_path):
+    """Freeing waits for gloo's threads with the interpreter's lock, and one that ends a collective may need that."""
+    store = f"store=dist.FileStore({str(tmp_path / 'store')!r}, 1), rank=0, world_size=1"
+    start = f'import torch.distributed as dist\ndist.init_process_group("gloo", {store})\n'
+    (tmp_path / "own.py").write_text(start + "dist.destroy_process_group()\n")
+    done = subprocess.run(
+        [sys.executable, "-c", OBSERVED], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True
+    )
+    assert done.stdout.split("\n") == ["gloo rests True", "recorded False", ""]
+
+
 @pytest.mark.parametrize(
     ("bugs", "ranks", "wanted"),
     [

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rankwise._shutdown import let_gloo_finish
+
 
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
     """Wrap a function: `call` gets the function and then its arguments."""
@@ -48,6 +50,10 @@ def on_steps(begin: Callable[[Any], None], end: Callable[[Any], None]) -> None:
 
 def run_script(finish: Callable[[], None]) -> None:
     """Run ``sys.argv[1]`` as a script, and always `finish` after it; exit code 0 counts as a return."""
+    import torch.distributed as dist
+
+    if dist.is_available():
+        around(dist, "destroy_process_group", _destroy_group)
     del sys.argv[0]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     try:
@@ -57,6 +63,12 @@ def run_script(finish: Callable[[], None]) -> None:
             raise
     finally:
         finish()
+
+
+def _destroy_group(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Let gloo's threads end their last collective: freeing a group waits for them, with the lock that they need."""
+    let_gloo_finish()
+    inner(*args, **kwargs)
 
 
 def _wait_for_others(most_s: float) -> None:

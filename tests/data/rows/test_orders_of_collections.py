@@ -146,7 +146,7 @@ def test_orders_that_do_not_fit(held, collection):
         ({"weights": np.ones(92)}, "one number for each of 93 rows"),
         ({"num_samples": 10}, "need one of balance= and weights=, or mix="),
         ({"mix": [0.5, 0.5]}, "2 shares of 1: pass the collections as a list"),
-        ({"balance": "kind", "num_samples": 0}, "num_samples of at least 1"),
+        ({"balance": "kind", "num_samples": 0}, "num_samples of drawn rows must be an integer of at least 1, got 0"),
     ],
 )
 def test_draws_that_make_no_sense(collection, draw, said):

@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
         ({"matrices": None}, r"write matrices=\[...\]"),
         ({"obs": 3}, r"got 3: omit it or write obs="),
         ({"cache": "1GB"}, "a number of bytes, got '1GB'"),
-        ({"threads": "two"}, "threads of at least 1, got 'two'"),
+        ({"threads": "two"}, "threads of a reader must be an integer of at least 1, got 'two'"),
         ({"genes": 5}, r"write genes=\[5\]"),
         ({"matrices": ("X", "X")}, "each with its own name"),
         ({"matrices": ()}, "at least one field"),
