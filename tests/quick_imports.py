@@ -4,11 +4,18 @@
 Python. Importing torch makes half a million objects that live to the end: the collector walks them again and again, and
 once more when the process ends. A test run starts a thousand such processes.
 
-Collected as ever is what scripts and rankwise make. ``PLAIN_IMPORTS=1`` switches all of this off: the demo is tested
-so, as its users run it.
+Collected as ever is what scripts and rankwise make.
+
+The first optimizer of a process, its first DDP and its first profile import torch's compiler (`torch._dynamo`, with
+sympy), which costs as much as torch itself: they ask it to leave some functions alone, or what it is set to. As long as
+nobody has loaded the compiler there is nothing to ask, so all runs plainly; `torch.compile` loads it.
+
+``PLAIN_IMPORTS=1`` switches all of this off: the demo is tested so, as its users run it.
 """
 
+import functools
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -23,6 +30,88 @@ BIG = frozenset(
 )  # fmt: skip
 
 
+def disable_when_loaded(module):
+    """`torch._compile._disable_dynamo`: call the function itself while there is no compiler that could trace it."""
+    disable = module._disable_dynamo
+
+    def _disable_dynamo(fn=None, recursive=True, **options):
+        if fn is None:
+            return functools.partial(_disable_dynamo, recursive=recursive, **options)
+        disabled = disable(fn, recursive, **options)
+
+        @functools.wraps(fn)
+        def inner(*args, **kwargs):
+            return (disabled if "torch._dynamo" in sys.modules else fn)(*args, **kwargs)
+
+        return inner
+
+    module._disable_dynamo = _disable_dynamo
+
+
+def break_graphs_when_loaded(module):
+    """`torch.optim.optimizer._use_grad_for_differentiable`: the step of an optimizer, without breaks of no graph."""
+    decorate, torch = module._use_grad_for_differentiable, sys.modules["torch"]
+
+    def _use_grad_for_differentiable(func):
+        breaking = decorate(func)
+
+        @functools.wraps(func)
+        def step(self, *args, **kwargs):
+            if "torch._dynamo" in sys.modules:
+                return breaking(self, *args, **kwargs)
+            with torch.set_grad_enabled(self.defaults["differentiable"]):
+                return func(self, *args, **kwargs)
+
+        return step
+
+    module._use_grad_for_differentiable = _use_grad_for_differentiable
+
+
+class Unloaded:
+    """What DDP asks of `torch._dynamo.utils` when it is made; all else loads the compiler and is asked there."""
+
+    def __init__(self, name="torch._dynamo", **known):
+        self.__name__ = name
+        self.__dict__.update(known)
+
+    def __getattr__(self, attribute):
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+
+def set_default_of_ddp(module):
+    """`torch._dynamo` until it is imported, which sets the attribute anew: with the default of its configuration."""
+    utils = Unloaded("torch._dynamo.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
+    sys.modules["torch"]._dynamo = Unloaded(utils=utils)
+
+
+def ask_no_compiler(module):
+    """`torch.profiler`: a profile begins by loading the compiler to ask it for CUDA graphs."""
+    profile, torch = module._KinetoProfile, sys.modules["torch"]
+    prepare = profile.prepare_trace
+
+    def loaded(name):
+        raise AttributeError(name)
+
+    def prepare_trace(self):
+        if "torch._inductor" in sys.modules:
+            return prepare(self)
+        attributes, torch.__getattr__ = torch.__getattr__, loaded
+        try:
+            return prepare(self)
+        finally:
+            torch.__getattr__ = attributes
+
+    profile.prepare_trace = prepare_trace
+
+
+AFTER = {
+    "torch._compile": disable_when_loaded,
+    "torch.optim.optimizer": break_graphs_when_loaded,
+    "torch.nn.parallel.distributed": set_default_of_ddp,
+    "torch.profiler.profiler": ask_no_compiler,
+}
+
+
 class Finder:
     """Finds the libraries that are big, and has them executed without collections."""
 
@@ -30,12 +119,15 @@ class Finder:
         self._lock, self._depth, self._enabled, self._freeze = threading.Lock(), 0, True, True
 
     def find_spec(self, name, path=None, target=None):
-        if name not in BIG:
+        if name not in BIG and name not in AFTER:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: self._execute(execute, module)
+            execute, run, after = spec.loader.exec_module, self._execute, AFTER.get(name)
+            if after is None:
+                spec.loader.exec_module = lambda module: run(execute, module)
+            else:
+                spec.loader.exec_module = lambda module: (execute(module), after(module))
         return spec
 
     def _execute(self, execute, module):
