@@ -8,7 +8,9 @@ Collected as ever is what scripts and rankwise make.
 
 The first optimizer of a process, its first DDP and its first profile import torch's compiler (`torch._dynamo`, with
 sympy), which costs as much as torch itself: they ask it to leave some functions alone, or what it is set to. As long as
-nobody has loaded the compiler there is nothing to ask, so all runs plainly; `torch.compile` loads it.
+nobody has loaded the compiler there is nothing to ask, so all runs plainly; `torch.compile` loads it. Loading it hides a
+race of torch: freeing a gloo group waits for the threads of its last collective while it holds the interpreter's lock,
+which they need to let go of their tensor. rankwise waits for them itself; scripts that know only torch get a wait here.
 
 ``PLAIN_IMPORTS=1`` switches all of this off: the demo is tested so, as its users run it.
 """
@@ -19,6 +21,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 from importlib.machinery import PathFinder
 
 BIG = frozenset(
@@ -104,8 +107,21 @@ def ask_no_compiler(module):
     profile.prepare_trace = prepare_trace
 
 
+def let_threads_finish(module):
+    """`destroy_process_group` of scripts that know only torch: first give the interpreter to gloo's threads."""
+    destroy = module.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(group=None):
+        time.sleep(0.05)
+        destroy(group)
+
+    module.destroy_process_group = destroy_process_group
+
+
 AFTER = {
     "torch._compile": disable_when_loaded,
+    "torch.distributed.distributed_c10d": let_threads_finish,
     "torch.optim.optimizer": break_graphs_when_loaded,
     "torch.nn.parallel.distributed": set_default_of_ddp,
     "torch.profiler.profiler": ask_no_compiler,

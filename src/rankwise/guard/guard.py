@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import ConfigError, GuardError, RankwiseError
 from rankwise.guard.check import Check, CheckedStep, Devices, Finite, Subject
 from rankwise.guard.findings import Finding
@@ -256,6 +257,7 @@ def _leave(world: World) -> None:
     channel = world.channel
     group = channel.group if isinstance(channel, Channel) else None
     if isinstance(channel, Channel) and group is not None:
+        let_gloo_finish()  # freeing the group waits for its threads with the interpreter's lock, which they may need
         channel.close()
         if dist.is_initialized() and not channel.broken.startswith("all_gather"):
             dist.destroy_process_group(group)

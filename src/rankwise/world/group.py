@@ -12,6 +12,7 @@ from typing import Any
 
 from rankwise._process.addresses import family_of
 from rankwise._process.place import Place, loopback_address
+from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import WorldError
 from rankwise.world.collectives.channel import Channel, close_all, frame_device
 from rankwise.world.rendezvous.addresses import await_listener, listening_address, store_error, warn_of_public
@@ -177,6 +178,7 @@ def leave(*, graceful: bool) -> None:
     if graceful or abort is None:
         if served is not None:
             _await_readers(*served)
+        let_gloo_finish()  # freeing a group waits for its threads with the interpreter's lock, which they may need
         close_all()
         dist.destroy_process_group()
         return
