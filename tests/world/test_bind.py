@@ -12,7 +12,7 @@ import rankwise
 from rankwise.errors import ConfigError, WorldError
 from rankwise.metrics import reduce
 from rankwise.testing.held_ports import hold_port
-from rankwise.world import World
+from rankwise.world import World, group
 
 CLEAN = {
     key: value
@@ -214,15 +214,22 @@ def test_one_rank_needs_nothing(monkeypatch):
 
 
 def test_a_group_of_one_on_request(monkeypatch):
-    """A launcher's wrapper hands a group to its task, for one rank too; an exception leaves no group behind."""
+    """A launcher's wrapper hands a group to its task, for one rank too; an exception leaves no group behind.
+
+    Freeing a group waits for gloo's threads with the interpreter's lock, which they may need to end a collective: they
+    get it first.
+    """
     import torch.distributed as dist
 
+    rests = []
+    monkeypatch.setattr(group, "let_gloo_finish", lambda: rests.append(dist.is_initialized()))
     for name in set(os.environ) - set(CLEAN):
         monkeypatch.delenv(name)
     with rankwise.bind(device="cpu", always_group=True) as world:
         assert dist.get_world_size() == 1
         assert world.all_reduce([1, 2.0]) == [1, 2.0]
         assert World.current() is world
+    assert rests == [True]
     with pytest.raises(KeyError), rankwise.bind(device="cpu", always_group=True):
         raise KeyError
     assert not dist.is_initialized()
