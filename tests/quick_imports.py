@@ -8,9 +8,9 @@ Collected as ever is what scripts and rankwise make.
 
 The first optimizer of a process, its first DDP and its first profile import torch's compiler (`torch._dynamo`, with
 sympy), which costs as much as torch itself: they ask it to leave some functions alone, or what it is set to. As long as
-nobody has loaded the compiler there is nothing to ask, so all runs plainly; `torch.compile` loads it. Loading it hides a
-race of torch: freeing a gloo group waits for the threads of its last collective while it holds the interpreter's lock,
-which they need to let go of their tensor. rankwise waits for them itself; scripts that know only torch get a wait here.
+nobody has loaded the compiler there is nothing to ask, so all runs plainly; `torch.compile` loads it. Loading it hides
+a race of torch: freeing a gloo group waits for the threads of its last collective while it holds the interpreter's
+lock, which they need to let go of their tensor. rankwise waits for them itself; other scripts get a wait here.
 
 ``PLAIN_IMPORTS=1`` switches all of this off: the demo is tested so, as its users run it.
 """

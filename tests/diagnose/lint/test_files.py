@@ -1,12 +1,14 @@
 """Files of every kind are read, comments and settings obeyed, and other files go on where one cannot be read."""
 
+import gc
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from rankwise.diagnose.lint import RULES, Settings, find_settings, lint_paths, to_text
+from rankwise.diagnose.lint import RULES, Settings, checker, find_settings, lint_paths, to_text
+from rankwise.diagnose.lint.analysis.scopes import Scope
 from rankwise.diagnose.lint.baseline import read_baseline, without_known, write_baseline
 from rankwise.diagnose.lint.fixes import add_comments
 from rankwise.errors import ConfigError
@@ -225,3 +227,21 @@ def test_a_rule_that_fails_costs_one_file(tmp_path, monkeypatch):
     [failure] = report.failures
     assert "a bug of it: KeyError: 'x' (test_files.py:" in failure.message
     assert (report.num_files, report.exitcode) == (2, 2)
+
+
+def test_a_file_that_is_checked_needs_no_collector_to_be_freed(tmp_path, monkeypatch):
+    """The collector is paused, because it would walk all trees again and again: memory must not grow with the files."""
+    text = "class Freed:\n    def save(self):\n        if rank == 0:\n            torch.save(self, 'm.pt')\n"
+    (tmp_path / "a.py").write_text(f"import torch\nimport torch.distributed as dist\nrank = dist.get_rank()\n{text}")
+    paused = []
+    monkeypatch.setattr(checker, "uses_noqa", lambda _: paused.append(not gc.isenabled()))
+    lint_paths([tmp_path], Settings(select=("ALL",)))
+    assert paused == [True]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        lint_paths([tmp_path], Settings(select=("ALL",)))
+        assert not gc.isenabled()
+        assert "Freed" not in [each.name for each in gc.get_objects() if type(each) is Scope]
+    finally:
+        gc.enable()

@@ -97,6 +97,13 @@ class Module:
                 call.spread = [*(call.spread or ()), *self.partials[call.text]]
         self.by_name, self.by_method = dict(by_name), dict(by_method)
 
+    def release(self) -> None:
+        """Break the circles of its scopes after the last question, so that its memory is free without a collection."""
+        self.answers.clear()
+        for scope in self.scopes:
+            for table in (scope.bindings, scope.calls, scope.exits, scope.functions):
+                table.clear()
+
     def _guess_names(self) -> None:
         """Take names of torch, and `dist`, for what they say where a star import or another file brings them."""
         if "*" in self.imports.bound:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rankwise.diagnose.lint.analysis.guards import Side, is_main_word, side_of
 from rankwise.diagnose.lint.analysis.module import Module
-from rankwise.diagnose.lint.analysis.names import called, last, text_of
+from rankwise.diagnose.lint.analysis.names import called, last, nodes_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Branch, Call, Place, Scope
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -58,12 +58,19 @@ class _Walker:
             for name, node in self.returning.items()
             if any("property" in text_of(each) for each in node.decorator_list)
         }
-        self.answers = {name: _own_value(node, node.body[-1].value) for name, node in self.returning.items()}  # type: ignore[attr-defined]
+        self.answers: dict[str, ast.expr | None] = {}
+
+    def answer(self, name: str) -> ast.expr | None:
+        """Return what a function returns in its last line."""
+        if name not in self.answers:
+            node = self.returning.get(name)
+            self.answers[name] = None if node is None else _own_value(node, node.body[-1].value)  # type: ignore[attr-defined]
+        return self.answers[name]
 
     def lookup(self, text: str) -> ast.expr | None:
         """Return what a variable was last bound to, or what a function without arguments returns, as far as is seen."""
         if text.endswith("()"):
-            return self.answers.get(last(text[:-2]))
+            return self.answer(last(text[:-2]))
         bound = list(self.module.bindings_of(text, self.scope))
         if bound:
             # `main = rank == 0` where there are several ranks, else `main = True`
@@ -78,11 +85,11 @@ class _Walker:
         if text in self.numbers:
             return _LOCAL_RANK
         if "." in text and last(text) in self.properties:
-            return self.answers.get(last(text))
+            return self.answer(last(text))
         if text.startswith("self.") and not any(each.owner for each in self.scope.chain()):
             fields = self.module.fields.get(text)  # of an object whose method was asked
             return fields[0].shown if fields else None
-        return self.answers.get(text[5:]) if text.startswith("self.") else None
+        return self.answer(text[5:]) if text.startswith("self.") else None
 
     def block(self, body: list[ast.stmt], around: Place) -> None:
         """Read statements in order; what follows ``if rank != 0: return`` runs on the main rank only."""
@@ -284,7 +291,7 @@ def _own_value(node: ast.FunctionDef, part: ast.expr | None) -> ast.expr | None:
         return part
     found = [
         each.value
-        for each in ast.walk(node)
+        for each in nodes_in(node)
         if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == part.id for t in each.targets)
     ]
     return next((value for value in found if not isinstance(value, ast.Constant)), part)

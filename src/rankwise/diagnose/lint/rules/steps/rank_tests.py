@@ -19,7 +19,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     runs_on_several,
 )
 from rankwise.diagnose.lint.analysis.module import Module, position
-from rankwise.diagnose.lint.analysis.names import last, names_in, text_of
+from rankwise.diagnose.lint.analysis.names import last, names_in, nodes_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Call, Place, Scope
 from rankwise.diagnose.lint.analysis.shares import is_own_at
 from rankwise.diagnose.lint.analysis.wrapped import WRAPPERS, wraps
@@ -253,7 +253,7 @@ def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
             tested = re.search(r"^(is|on|am)_|main|master|rank|chief", last(text))
             if name in _PREDICATES or (function is not None and tested) or _called_elsewhere(module, text, name):
                 yield Hit(part, {"name": text, "result": "true"}, _called(module, part))
-        for found in ast.walk(branch.test):
+        for found in nodes_in(branch.test):
             # `get_rank == 0` compares the function itself with a number
             if isinstance(found, ast.Compare) and isinstance(found.ops[0], ast.Eq | ast.NotEq):
                 text, number = text_of(found.left), found.comparators[0]
