@@ -88,7 +88,7 @@ class Module:
             if name is not None:
                 call.name = name
                 by_name[name].append(call)
-            by_method[last(call.text)].append(call)
+            by_method[call.method].append(call)
             call.place.scope.calls.append(call)
             self.call_of[call.node] = call
             if any(word.arg is None for word in call.node.keywords):

@@ -149,7 +149,7 @@ class Binding:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call. `text` is what is written, `name` the full name where an import binds its root, else "".
+    """One call. `text` is what is written, `method` its last part, `name` the full name where an import binds its root.
 
     `spread` holds the arguments that come by ``**options`` where the file shows all of the options, else None.
     """
@@ -159,11 +159,10 @@ class Call:
     place: Place
     name: str = ""
     spread: list[ast.keyword] | None = None
+    method: str = field(init=False)
 
-    @property
-    def method(self) -> str:
-        """The last part of its text."""
-        return last(self.text)
+    def __post_init__(self) -> None:
+        self.method = last(self.text)
 
     @property
     def base(self) -> str:

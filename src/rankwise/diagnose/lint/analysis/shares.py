@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.analysis.names import called, last, names_in, receiv
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Place, Scope, excludes
 from rankwise.diagnose.lint.analysis.values import READERS, names_behind, names_of
 
+_QUIET = re.compile(r"no_grad|inference_mode")
 _REDUCES = re.compile(r"reduce|gather|sync|metric|^compute$|\.compute\(|evaluator", re.IGNORECASE)
 _SHOWS = re.compile(r"^(log|print|write|track|save|init|format|display|plot|show|record|update|report)_")
 _PLAIN = ("dict", "list", "defaultdict", "OrderedDict", "AverageMeter")
@@ -96,20 +97,21 @@ def shared_loaders(module: Module) -> set[str]:
 def evaluations(module: Module) -> list[tuple[ast.For, Scope]]:
     """Return the loops over batches without a backward pass that run the model without gradients."""
     quiet: dict[ast.For, Scope] = {}
-    for call in module.calls:
-        for loop in call.place.loops:
-            if isinstance(loop, ast.For) and loop not in quiet and _is_quiet(call):
-                quiet[loop] = call.place.scope
+    scopes: dict[Scope, bool] = {}
+    for place in (call.place for call in module.calls if call.place.loops):
+        if place.scope not in scopes:
+            scopes[place.scope] = _is_quiet(place.scope)
+        loops = [loop for loop in place.loops if isinstance(loop, ast.For) and loop not in quiet]
+        if loops and (scopes[place.scope] or any(_QUIET.search(text) for text in place.contexts)):
+            quiet |= dict.fromkeys(loops, place.scope)
     trained = {loop for call in module.methods("backward", "step") for loop in call.place.loops}
     return [(loop, scope) for loop, scope in quiet.items() if loop not in trained]
 
 
-def _is_quiet(call: Call) -> bool:
-    decorators = getattr(call.place.scope.node, "decorator_list", ())
-    texts = (*call.place.contexts, *map(ast.unparse, decorators))
-    # or no backward pass in a function that has told the model to evaluate
-    told = any(each.method == "eval" and not each.node.args for each in call.place.scope.calls)
-    return told or any(re.search("no_grad|inference_mode", text) for text in texts)
+def _is_quiet(scope: Scope) -> bool:
+    """Whether a function makes no gradients, or has no backward pass and tells the model to evaluate."""
+    told = any(call.method == "eval" and not call.node.args for call in scope.calls)
+    return told or any(_QUIET.search(ast.unparse(each)) for each in getattr(scope.node, "decorator_list", ()))
 
 
 def is_of_share(module: Module, loop: ast.stmt, scope: Scope) -> bool:
