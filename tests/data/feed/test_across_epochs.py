@@ -1,8 +1,6 @@
 """Reading goes on over the end of an epoch, and nobody can tell but by the clock."""
 
 import gc
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.errors import ConfigError, DataError, SampleError
+from rankwise.testing.endings import run_endings
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.patience import until
 from rankwise.testing.shares import loader_of
@@ -335,15 +334,17 @@ def test_forgetting_a_loader_ends_its_reading(cycle):
     assert threads_end("rankwise-reader")  # told to end; the collector does not wait for it
 
 
-SCRIPT = """
+IMPORTS = """
 import os, sys, threading, warnings
+import torch
 warnings.simplefilter("ignore")
 sys.path.insert(0, {folder!r})
 from test_across_epochs import Noted, loader, readers, shown, until
+"""
+SCRIPT = """
 source = Noted(400)
 mine = loader(source, depth=2)
 first = shown(mine)
-{then}
 """
 EXITS = """
 source.may_read.clear()
@@ -360,10 +361,8 @@ print(code, len(shown(mine)), flush=True)
 """
 
 
-@pytest.mark.parametrize(("then", "wanted"), [(EXITS, ""), (FORKS, "1 50\n")])
-def test_exits_and_forks_between_epochs(then, wanted):
+def test_exits_and_forks_between_epochs():
     """The interpreter exits while the next epoch is read; a forked process reads that epoch itself."""
-    script = SCRIPT.format(folder=str(Path(__file__).parent), then=then)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=240)
-    assert (done.returncode, done.stdout) == (0, wanted), done.stderr
-    assert done.stderr == ""
+    imports = IMPORTS.format(folder=str(Path(__file__).parent))
+    dones = run_endings(imports, [SCRIPT + then for then in (EXITS, FORKS)])
+    assert [(done.returncode, done.stdout, done.stderr) for done in dones] == [(0, "", ""), (0, "1 50\n", "")]

@@ -3,17 +3,17 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
+import zarr
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.errors import ConfigError, SampleError
+from rankwise.testing.endings import run_endings
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.patience import until
 from rankwise.testing.shares import loader_of
@@ -276,25 +276,27 @@ def test_closing_waits_for_a_read_that_is_under_way():
     assert not readers()
 
 
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGINT)"])
-def test_the_interpreter_exits_with_an_open_iterator(tmp_path, ending):
+def test_the_interpreter_exits_with_an_open_iterator(tmp_path):
     """A script that ends in mid-epoch, fails or is interrupted exits at once, and stops its reader first."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import atexit, os, signal, threading\nimport numpy as np, zarr\n"
-        "atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))\n"
+    place = str(tmp_path / "a")
+    zarr.create_array(place, data=np.arange(4000).reshape(1000, 4), chunks=(2, 4))
+    imports = (
+        "import atexit, os, signal, threading\nimport torch, zarr\n"
         "from rankwise import Order\nfrom rankwise.data.samples import ArraySource\n"
         "from rankwise.testing.shares import loader_of\n"
-        f"zarr.create_array({str(tmp_path / 'a')!r}, data=np.arange(4000).reshape(1000, 4), chunks=(2, 4))\n"
-        f"source = ArraySource({{'x': {str(tmp_path / 'a')!r}}}, cache=0)\n"
-        "steps = iter(loader_of(source, Order(source, batch_size=100)))\nnext(steps)\n" + ending
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150, check=False)
-    wanted = {"": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGINT)
-    assert done.returncode == wanted, done.stderr
-    assert "reader" not in done.stderr
-    assert done.stdout == "left: []\n"
-    assert ("KeyboardInterrupt" in done.stderr) == ("SIGINT" in ending)
+    script = (
+        "atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))\n"
+        f"source = ArraySource({{'x': {place!r}}}, cache=0)\n"
+        "steps = iter(loader_of(source, Order(source, batch_size=100)))\nnext(steps)\n"
+    )
+    endings = {"": 0, "raise SystemExit(3)": 3, "os.kill(os.getpid(), signal.SIGINT)": -signal.SIGINT}
+    dones = run_endings(imports, [script + ending for ending in endings])
+    for done, (ending, wanted) in zip(dones, endings.items(), strict=True):
+        assert done.returncode == wanted, done.stderr
+        assert "reader" not in done.stderr
+        assert done.stdout == "left: []\n"
+        assert ("KeyboardInterrupt" in done.stderr) == ("SIGINT" in ending)
 
 
 def test_stats_add_up():

@@ -1,8 +1,6 @@
 """A loader that begins before it is iterated, and nobody can tell but by the clock."""
 
 import gc
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.samples import SampleLoader
 from rankwise.errors import ConfigError, DataError
+from rankwise.testing.endings import run_endings
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.shares import loader_of
 from rankwise.testing.stores.free_plans import FreePlan, FreeSource
@@ -263,19 +262,21 @@ def test_ending_it_while_it_reads(way, caplog):
     assert len(source.read_steps) == 1
 
 
-SCRIPT = """
+IMPORTS = """
 import atexit, importlib.util, os, threading, warnings
-atexit.register(lambda: print(bool(source.read_steps)))  # the first one: called last
-warnings.simplefilter("ignore")
+import torch
 spec = importlib.util.spec_from_file_location("here", {file!r})
 here = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(here)
+"""
+SCRIPT = """
+atexit.register(lambda: print(bool(source.read_steps)))  # the first one: called last
+warnings.simplefilter("ignore")
 mine = here.loader(across_epochs=False)
 source = mine.source
 source.may_read.clear()
 assert mine.start_prefetch()
 assert source.reads.wait(60)
-{then}
 """
 EXITS = """
 timer = threading.Timer(0.2, source.may_read.set)
@@ -294,11 +295,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(here.shown(mine)))
 """
 
 
-@pytest.mark.parametrize(
-    ("then", "wanted"), [(EXITS, "exits\nTrue\n"), (FORGETS, "exits\nTrue\n"), (FORKS, f"{70 + 3 + 7} 7\nTrue\n")]
-)
-def test_exits_and_forks_behind_it(then, wanted):
+def test_exits_and_forks_behind_it():
     """The interpreter exits while it reads, and waits for that, forgotten or not; a fork reads its epoch itself."""
-    script = SCRIPT.format(file=str(Path(__file__).resolve()), then=then)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=240)
-    assert (done.returncode, done.stdout, done.stderr) == (0, wanted, "")
+    imports = IMPORTS.format(file=str(Path(__file__).resolve()))
+    dones = run_endings(imports, [SCRIPT + then for then in (EXITS, FORGETS, FORKS)])
+    assert [(done.returncode, done.stderr) for done in dones] == [(0, "")] * 3
+    assert [done.stdout for done in dones] == ["exits\nTrue\n", "exits\nTrue\n", f"{70 + 3 + 7} 7\nTrue\n"]

@@ -41,7 +41,7 @@ def steps_of(order, state):
 
 
 @given(order=orders(), epoch=st.integers(0, 50))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_an_epoch_shows_each_sample_once(order, epoch):
     """Promise 2: the steps of an epoch hold every sample once, full batches first, and lead to the next epoch."""
     assert isinstance(order, OrderProtocol)
@@ -56,7 +56,7 @@ def test_an_epoch_shows_each_sample_once(order, epoch):
 
 
 @given(order=orders(), worlds=st.lists(WORLDS, min_size=1, max_size=4), micro=st.one_of(st.none(), st.integers(1, 30)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_ranks_share_each_step_evenly(order, worlds, micro):
     """Promises 1 and 2: at any world size the ranks' shares are the step's ids, and differ by at most one sample."""
     steps = steps_of(order, order.start())
@@ -76,7 +76,7 @@ def test_ranks_share_each_step_evenly(order, worlds, micro):
 
 
 @given(order=orders(most=600), data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=35, deadline=None)
 def test_restarts_with_other_worlds_and_batch_sizes_lose_nothing(order, data):
     """Promises 1, 2 and 5: stop anywhere, go on from the JSON state with another batch size: once each, same order."""
     undisturbed = order.ids(np.arange(order.samples), 0).tolist()
@@ -106,7 +106,7 @@ def test_restarts_with_other_worlds_and_batch_sizes_lose_nothing(order, data):
 
 
 @given(order=orders(most=500, remainder="drop"), epoch=st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_drop_shows_whole_batches_only(order, epoch):
     """remainder="drop": every step is full, none is repeated, and num_samples says how many are shown."""
     steps = steps_of(order, order.start(epoch))
@@ -118,7 +118,7 @@ def test_drop_shows_whole_batches_only(order, epoch):
 
 
 @given(order=orders(most=400, remainder="pad", steps=25), world=WORLDS)  # each step is cut for each rank
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_pad_fills_with_weight_zero(order, world):
     """remainder="pad": each step has batch_size ids; over the ranks the ids of weight 1 are the epoch, once each."""
     real = []

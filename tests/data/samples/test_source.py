@@ -51,7 +51,7 @@ def columns(draw, num_samples, folder):
     return array, data
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_batch_is_array_of_its_ids(tmp_path_factory, data):
     """Random shapes, dtypes, chunks, shards, codecs, mixed fields, repeated and unsorted ids: byte for byte."""

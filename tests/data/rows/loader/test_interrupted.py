@@ -1,7 +1,6 @@
 """A pass that ends in its middle: by an exit, a signal, or a process that was forked."""
 
 import signal
-import subprocess
 import sys
 import threading
 import traceback
@@ -11,42 +10,55 @@ import pytest
 
 from rankwise.data.feed.prefetch import PrefetchQueue
 from rankwise.data.rows.samplers import SequentialSampler
+from rankwise.testing.endings import run_endings
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.patience import until
 from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
 
 SCRIPT = """
-import atexit, os, signal, sys, threading
 atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))
-from rankwise.testing.stores.hundred_rows import loader_of_hundred
 loader = loader_of_hundred({place!r})
 assert "anndata" not in sys.modules  # its import takes a second, and a Zarr array needs nothing of it
+"""
+IMPORTS = """
+import atexit, os, signal, sys, threading
+import pandas, torch
+import rankwise.data.rows.samplers
+from rankwise.data.rows import Loader
+from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
 """
 OPEN = "batches = iter(loader)\nnext(batches)\n"
 
 
-@pytest.mark.parametrize(
-    ("ending", "wanted"),
-    [
-        (OPEN, 0),
-        (OPEN + "raise SystemExit(3)", 3),
-        (OPEN + "os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
-        ("kept = [*loader]", 0),
-        ("assert loader.start_prefetch()", 0),
-    ],
-)
-def test_the_interpreter_exits(hundred, ending, wanted):
+ENDINGS = {
+    OPEN: 0,
+    OPEN + "raise SystemExit(3)": 3,
+    OPEN + "os.kill(os.getpid(), signal.SIGINT)": -signal.SIGINT,
+    "kept = [*loader]": 0,
+    "assert loader.start_prefetch()": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def ended(hundred):
+    """How the scripts ended, by what they end with."""
+    scripts = [SCRIPT.format(place=hundred) + ending for ending in ENDINGS]
+    scripts.append(FORKS.format(place=hundred))
+    return dict(zip([*ENDINGS, "forks"], run_endings(IMPORTS, scripts), strict=True))
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_interpreter_exits(ended, ending):
     """A script that ends in the midst of a pass, or while the next one is read, exits and stops what reads first."""
-    script = SCRIPT.format(place=hundred) + ending
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150, check=False)
+    done, wanted = ended[ending], ENDINGS[ending]
     assert (done.returncode, done.stdout) == (wanted, "left: []\n"), done.stderr
     assert ("KeyboardInterrupt" in done.stderr) == (wanted == -signal.SIGINT)
     assert wanted < 0 or done.stderr == ""
 
 
 FORKS = """
-import os
-from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
+import warnings
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)
 loader = loader_of_hundred({place!r})
 batches = iter(loader)
 next(batches)
@@ -61,10 +73,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(rows_of(batches)),
 """
 
 
-def test_a_pass_does_not_go_on_in_a_forked_process(hundred):
+def test_a_pass_does_not_go_on_in_a_forked_process(ended):
     """It has no thread to read there: that is said, and a pass of its own is whole, as is the parent's."""
-    words = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKS.format(place=hundred)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=150, check=False)
+    done = ended["forks"]
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "a pass cannot continue in a process that was forked during it: iterate again there 10", "0 9"

@@ -96,7 +96,7 @@ class Rows(Sampler):
         }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_the_row_that_arrives_is_the_row_of_that_index(stores, data):
     """Matrix and obs alike, for kinds, dtypes, libraries, samplers, masks, epochs; each row of the range once."""

@@ -57,7 +57,7 @@ def works(draw, encoder):
     }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_decoders_do_what_numpy_does(data, kernel, encoder, work_class, tmp_path_factory):
     """Random chunks, regions, dtypes, axes and codecs: every element at its place, every other byte untouched.

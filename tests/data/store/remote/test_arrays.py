@@ -131,7 +131,7 @@ def test_a_shard_that_was_written_again_is_refused(written, bucket, proxy, files
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(FAULTS), max_size=30))
 def test_any_faults_end_in_the_bytes_or_in_an_error(written, proxy, files_at, faults):
     """Whatever the network does, in any order: the right array or an own error; never a hang, never other bytes."""
