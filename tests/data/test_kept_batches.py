@@ -182,8 +182,19 @@ def seen_in(kept, how):
     return [np.asarray(kept)]
 
 
-@pytest.mark.parametrize("how", KEPT)
-@pytest.mark.parametrize("kind", LOADERS)
+# Whatever of these is kept holds the memory by the same object. All are tried with a loader of each kind of batch, and
+# with every loader those that hold least: views, and what other libraries make of them.
+EACH_KIND = {"samples", "dataset", "ordered_sparse", "drawn_dense", "drawn_sparse", "crops", "crops_jax", "pushed"}
+
+
+def cases():
+    for kind in LOADERS:
+        for how in KEPT:
+            often = kind in EACH_KIND or how in {"views", "others"}
+            yield pytest.param(kind, how, marks=() if often else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "how"), list(cases()))
 def test_what_is_kept_stays(kind, how, stores, volume):
     """Whatever is kept of every batch of two epochs is at the end what a copy at arrival was, after closing too."""
     loader, kept, copies = LOADERS[kind](stores, volume), [], []

@@ -1,4 +1,4 @@
-"""The pages' Lightning examples as they stand, on two ranks that Lightning's own launcher starts."""
+"""The pages' Lightning examples as they stand, on two ranks that Lightning's own launcher starts once for both."""
 
 import json
 import os
@@ -21,8 +21,8 @@ BEFORE = """
 import json, os
 from pathlib import Path
 
-HERE = Path(__file__).parent / os.environ.get("LOCAL_RANK", "0")
-HERE.mkdir()
+HERE = Path(__file__).parent / "FOLDER" / os.environ.get("LOCAL_RANK", "0")
+HERE.mkdir(parents=True)
 os.chdir(HERE)
 """
 AFTER = """
@@ -38,24 +38,29 @@ weights = fit()
 """
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("page", "names"),
-    [
-        ("crops_in_other_loops.md", {"MODULE": "Module", "TOTAL": "48"}),
-        ("rows_in_other_loops.md", {"MODULE": "Classifier", "TOTAL": "len(train)"}),
-    ],
-)
-def test_two_devices_share_the_samples(page, names, tmp_path):
-    """Under ``devices=2, strategy="ddp"`` both ranks together see each sample once, and end with the same weights."""
+PAGES = {
+    "crops_in_other_loops.md": {"MODULE": "Module", "TOTAL": "48"},
+    "rows_in_other_loops.md": {"MODULE": "Classifier", "TOTAL": "len(train)"},
+}
+
+
+def program_of(page):
+    """The page's data, its example on two ranks, and what is told of it."""
     blocks = BLOCK.findall((DOCS / page).read_text())
     (example,) = (block for block in blocks if DEVICES in block)
     example = example.partition("\nwhole = fit()")[0].replace(DEVICES, 'devices=2, strategy="ddp",\n')
-    after = AFTER
-    for name, value in names.items():
-        after = after.replace(name, value)
-    script = tmp_path / "page.py"
-    script.write_text("\n".join([BEFORE, blocks[0], example, after]))
+    program = "\n".join([BEFORE, blocks[0], example, AFTER])
+    for name, value in {**PAGES[page], "FOLDER": page}.items():
+        program = program.replace(name, value)
+    return program
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where both pages ran, one after the other in the same processes."""
+    folder = tmp_path_factory.mktemp("pages")
+    script = folder / "pages.py"
+    script.write_text("\n".join(map(program_of, PAGES)))
     done = subprocess.run(
         [sys.executable, str(script)],
         env={key: value for key, value in os.environ.items() if key not in LAUNCHER} | {"OMP_NUM_THREADS": "1"},
@@ -66,7 +71,14 @@ def test_two_devices_share_the_samples(page, names, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    ranks = [json.loads((tmp_path / str(rank) / "told.json").read_text()) for rank in range(2)]
+    return folder
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", PAGES)
+def test_two_devices_share_the_samples(page, folder):
+    """Under ``devices=2, strategy="ddp"`` both ranks together see each sample once, and end with the same weights."""
+    ranks = [json.loads((folder / page / str(rank) / "told.json").read_text()) for rank in range(2)]
     assert sorted(chain(*(rank["seen"] for rank in ranks))) == list(range(ranks[0]["total"]))
     assert min(len(rank["seen"]) for rank in ranks) > 0.4 * ranks[0]["total"]
     assert ranks[0]["weights"] == ranks[1]["weights"]

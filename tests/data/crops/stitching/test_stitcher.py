@@ -1,9 +1,6 @@
 """`Stitcher`: what a model says about overlapping tiles becomes one volume on disk."""
 
 import signal
-import subprocess
-import sys
-import textwrap
 import tracemalloc
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import zarr
 from rankwise.data.crops import CropIndex, Stitcher, Take
 from rankwise.errors import ConfigError, DataError, RankwiseError, StepError
 from rankwise.testing import run_ranks
+from rankwise.testing.endings import run_endings
 from rankwise.world import World
 
 SIZE = (2, 21, 34, 19)  # t, z, y, x; two frames, no size a multiple of a chunk
@@ -188,49 +186,47 @@ def test_any_number_of_ranks_writes_the_same_bits(volume, tmp_path):
     np.testing.assert_allclose(found, np.moveaxis(expected, 0, 1), atol=1e-5)
 
 
-SCRIPT = """
+IMPORTS = """
 import os, signal, sys
 sys.path.insert(0, {folder!r})
 from test_stitcher import QUICK, shifted, tiles
 from rankwise.data.crops import Stitcher
 from rankwise.world import World
-
+"""
+SCRIPT = """
+print(*os.listdir({killed!r}), flush=True)
+os.chdir({killed!r})
 calls = 0
 def model(image):
     global calls
     calls += 1
-    if calls == int(sys.argv[1]):
+    if calls == {last}:
         os.kill(os.getpid(), signal.SIGKILL)
     return shifted(image)
 
 index = tiles({path!r})
 Stitcher(index, "out", model=lambda image: model(image), chunks=(4, 6, 5), batch_size=2, **QUICK, device=None,
          world=World.single()).run()
-print("calls", calls)
+print(calls)
 """
 
 
 def test_a_kill_costs_what_was_under_way(volume, tmp_path):
     """Killed twice with SIGKILL, the third start runs only what is missing; the bytes are those of an unkilled run."""
-    script = tmp_path / "stitch.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(folder=str(Path(__file__).parent), path=str(volume[0])))
     killed = tmp_path / "killed"
     killed.mkdir()
-
-    def start(calls):
-        command = [sys.executable, str(script), str(calls)]
-        return subprocess.run(command, cwd=killed, capture_output=True, text=True, timeout=300, check=False)
-
     calls = []
     stitched(
         tiles(volume[0]), tmp_path / "alone", lambda image: calls.append(0) or shifted(image), shards=None, batch_size=2
     )
-    for share in (0.6, 0.35):
-        assert start(int(share * len(calls))).returncode == -signal.SIGKILL
-        assert [path.name for path in killed.iterdir()] == ["out.partial"]  # never half of it in its place
-    done = start(0)
-    assert done.returncode == 0, done.stderr
-    assert 0 < int(done.stdout.split()[-1]) < 0.5 * len(calls)
+    lasts = (int(0.6 * len(calls)), int(0.35 * len(calls)), 0)
+    scripts = [SCRIPT.format(killed=str(killed), path=str(volume[0]), last=last) for last in lasts]
+    dones = run_endings(IMPORTS.format(folder=str(Path(__file__).parent)), scripts)
+    assert [done.returncode for done in dones] == [-signal.SIGKILL, -signal.SIGKILL, 0], dones[-1].stderr
+    # what the next one finds: never half of it in its place
+    found, later, (partial, num_calls) = (done.stdout.split() for done in dones)
+    assert (found, later, partial) == ([], ["out.partial"], "out.partial")
+    assert 0 < int(num_calls) < 0.5 * len(calls)
     assert [path.name for path in killed.iterdir()] == ["out"]
     one, other = (zarr.open_array(path) for path in (tmp_path / "alone", killed / "out"))
     assert one.chunks == other.chunks
@@ -296,7 +292,7 @@ def test_a_result_of_something_else_is_not_taken_for_this_one(volume, tmp_path):
 def test_the_volume_is_never_in_memory(tmp_path):
     """Peak memory is that of a few layers, not of the volume: a volume four times as long takes no more."""
     peaks = []
-    for length in (512, 2048):
+    for length in (256, 1024):
         path = tmp_path / f"v{length}"
         zarr.create_array(path, data=np.full((length, 64, 64), 3, "u1"), chunks=(16, 64, 64))
         index = CropIndex(path, shape=(16, 32, 32), stride=(8, 32, 32), fields={"image": Take(dtype="f4")})

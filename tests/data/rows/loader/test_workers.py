@@ -72,8 +72,15 @@ def once(shown, rows):
     return sorted(row for batch in shown for row in batch) == list(rows)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_workers_that_stay_see_the_epoch(store, method):
+@pytest.mark.parametrize(
+    ("method", "num_workers"),
+    [
+        ("spawn", 1),  # each loads torch anew
+        pytest.param("spawn", 2, marks=pytest.mark.slow),
+        pytest.param("forkserver", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_workers_that_stay_see_the_epoch(store, method, num_workers):
     """The loader travels to them; epochs chosen later arrive, others are counted; each row of the rank once in each."""
     place, whole = store
 
@@ -83,7 +90,7 @@ def test_workers_that_stay_see_the_epoch(store, method):
 
     loader, alone = one(), one()
     batches = DataLoader(
-        loader, batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True
+        loader, batch_size=None, num_workers=num_workers, multiprocessing_context=method, persistent_workers=True
     )
     counted = [epoch(batches, whole) for _ in range(2)]
     assert counted[0] != counted[1]

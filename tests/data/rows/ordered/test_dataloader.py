@@ -64,13 +64,24 @@ def shown(batches, *, steps=None, marking=None):
     return found
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_workers_that_are_started_anew_bring_the_plain_loop(places, method):
+@pytest.mark.parametrize(
+    ("method", "num_workers"),
+    [
+        ("spawn", 1),  # each loads torch anew
+        pytest.param("spawn", 2, marks=pytest.mark.slow),
+        pytest.param("forkserver", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_workers_that_are_started_anew_bring_the_plain_loop(places, method, num_workers):
     """The loader travels; each epoch is another; positions inside one and chosen epochs reach workers that stay."""
     plain = epochs(range(4), ordered(places))
     loader = ordered(places)
     batches = DataLoader(
-        loader.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True
+        loader.as_dataset(),
+        batch_size=None,
+        num_workers=num_workers,
+        multiprocessing_context=method,
+        persistent_workers=True,
     )
     assert len(batches) == 10
     assert shown(batches) == plain[0]
