@@ -25,8 +25,8 @@ def run_fuzz(folder, seed, num):
 def test_damaged_stores(tmp_path):
     """Some 150 damaged chunks, indexes and documents: told, or read as zarr-python reads them."""
     outcomes = run_fuzz(tmp_path, 7, 150)
-    assert min(outcomes[kind] for kind in ("chunk", "index", "metadata")) > 20
-    assert min(outcomes[kind] for kind in ("equal", "told", "refused")) > 20
+    assert min(outcomes[kind] for kind in ("chunk", "index", "metadata")) > 10
+    assert min(outcomes[kind] for kind in ("equal", "told", "refused")) > 10
 
 
 @pytest.mark.slow
