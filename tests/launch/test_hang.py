@@ -142,6 +142,7 @@ def test_a_script_that_never_beats_may_be_silent(launcher):
 
 
 IN_STEP = """
+    import torch  # first: it is loaded once, and the ranks are forked
     import sys, threading, time
     from rankwise import vitals
     there = threading.Event()
@@ -149,7 +150,6 @@ IN_STEP = """
         while not there.wait(0.2):
             vitals.beat()
     threading.Thread(target=live_until_there, daemon=True).start()
-    import torch
     from rankwise import bind
     def computes_for_ever():
         time.sleep(1000)

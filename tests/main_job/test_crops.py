@@ -54,8 +54,9 @@ def check_other_worlds(job, sizes, faults):
     return job.restored_steps(run_dir)
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_and_the_supervisor_restarts(job):
-    """One of two ranks dies in the second epoch: one command goes on from the last checkpoint, to the same bits."""
+    """As rows in test_restarts and crops in test_chaos. One of two ranks dies in the second epoch: one command goes on from the last checkpoint, to the same bits."""
     run_dir = job.new_run()
     job.finish(run_dir, 2, fault="kill:1@11", restarts=1)
     assert job.restored_steps(run_dir) == [0, 9]
