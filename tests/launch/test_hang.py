@@ -191,12 +191,11 @@ def test_a_rank_that_leaves_early_is_named(launcher, deed):
 def test_a_rank_that_arrives_late_shows_its_stacks(launcher):
     """Ranks that give up waiting for one that has not come are collateral: where it stands is shown."""
     script = launcher.script("""
-        import os, time
+        import os, time, torch
         def reads_a_large_file():
             time.sleep(1000)
         if os.environ["RANK"] == "1":
             reads_a_large_file()
-        import torch
         from rankwise import bind
         from meeting import meet
         meet(2)
