@@ -99,7 +99,7 @@ SPAWNED = """
 @pytest.mark.timeout(600)
 def test_functions_of_mp_spawn(ranks_of):
     """Without their rank they would be worlds of one, which is refused; with it they know their place."""
-    ((out, err, code),) = ranks_of(SPAWNED, [{"MASTER_PORT": str(hold_port())}]).end()
+    ((out, err, code),) = ranks_of(SPAWNED, [{"MASTER_PORT": str(hold_port())}], fresh=True).end()
     assert (err, code) == ("", 0)
     assert sorted(out.splitlines()) == [f"True {rank} 2 {rank} 2 1 7" for rank in range(2)]
 
