@@ -219,15 +219,21 @@ def open_in_every_way(root, out, *names):
     return refused
 
 
-@pytest.mark.parametrize("layout", ["plain", "sharded"])
-def test_nothing_that_is_planted_runs(layout, request, tmp_path):
-    """A pickle bomb as every file of a checkpoint and inside it, and beside it under names that others would load."""
+@pytest.mark.parametrize(
+    ("layout", "left_out"),
+    [("plain", None), ("sharded", "/rank-0/"), pytest.param("sharded", None, marks=pytest.mark.slow)],
+)
+def test_nothing_that_is_planted_runs(layout, left_out, request, tmp_path):
+    """A pickle bomb as every file of a checkpoint and inside it, and beside it under names that others would load.
+
+    In CI the files of rank 1 stand for those of rank 0, which are of the same kinds.
+    """
     root, marker, out = tmp_path / "root", tmp_path / "exploded", tmp_path / "out.pt"
     original = request.getfixturevalue(layout)
     folder = root / "step-0000000004"
     files = sorted(str(p.relative_to(original)) for p in original.rglob("*") if p.is_file())
     assert len(files) >= (4 if layout == "plain" else 8)
-    for file in files:
+    for file in [file for file in files if left_out is None or left_out not in file]:
         name = file.removeprefix("step-0000000004/")
         for content in bombs(marker, (original / file).read_bytes()):
             shutil.rmtree(root, ignore_errors=True)

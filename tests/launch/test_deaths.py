@@ -64,10 +64,11 @@ with rankwise.bind(device="cpu", timeout=1000) as world:
         deed()
     world.all_reduce(1.0)
 """,
-    # rank 0 waits in the collectives of DDP's backward pass, rank 1 dies in its own
-    "backward": HEAD
+    # rank 0 waits in the collectives of DDP's backward pass, rank 1 dies in its own; forked as below
+    "backward": "import torch\n"
+    + HEAD
     + """
-import rankwise, torch
+import rankwise
 with rankwise.bind(device="cpu", timeout=1000) as world:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     if rank == "1":
@@ -80,8 +81,9 @@ with rankwise.bind(device="cpu", timeout=1000) as world:
     + """
 deed() if rank == "1" else time.sleep(1000)
 """,
-    # a thread of rank 1 acts while its main thread is blocked inside a collective
-    "blocked": HEAD
+    # a thread of rank 1 acts while its main thread is blocked inside a collective; forked as above
+    "blocked": "import torch\n"
+    + HEAD
     + """
 import rankwise, traceback
 main = threading.main_thread().ident

@@ -112,7 +112,9 @@ def test_a_forked_rank_is_as_one_that_was_started(launcher):
     assert compare(launcher.folder, started, ["[1] out 1", "out 0"]) == ["a line\n", ""]
 
 
-@pytest.mark.parametrize(("where", "with_env"), [("main", False), ("module", False), ("module", True)])
+@pytest.mark.parametrize(
+    ("where", "with_env"), [("main", False), ("module", True), pytest.param("module", False, marks=pytest.mark.slow)]
+)
 def test_a_function_that_imports_torch_first(launcher, where, with_env):
     """Its ranks are forked too, from a caller that has no torch, and see what started ones see.
 

@@ -142,6 +142,7 @@ def test_a_script_that_never_beats_may_be_silent(launcher):
 
 
 IN_STEP = """
+    import torch  # first: it is loaded once, and the ranks are forked
     import sys, threading, time
     from rankwise import vitals
     there = threading.Event()
@@ -149,7 +150,6 @@ IN_STEP = """
         while not there.wait(0.2):
             vitals.beat()
     threading.Thread(target=live_until_there, daemon=True).start()
-    import torch
     from rankwise import bind
     def computes_for_ever():
         time.sleep(1000)
@@ -191,12 +191,11 @@ def test_a_rank_that_leaves_early_is_named(launcher, deed):
 def test_a_rank_that_arrives_late_shows_its_stacks(launcher):
     """Ranks that give up waiting for one that has not come are collateral: where it stands is shown."""
     script = launcher.script("""
-        import os, time
+        import os, time, torch
         def reads_a_large_file():
             time.sleep(1000)
         if os.environ["RANK"] == "1":
             reads_a_large_file()
-        import torch
         from rankwise import bind
         from meeting import meet
         meet(2)

@@ -54,8 +54,12 @@ def check_other_worlds(job, sizes, faults):
     return job.restored_steps(run_dir)
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_and_the_supervisor_restarts(job):
-    """One of two ranks dies in the second epoch: one command goes on from the last checkpoint, to the same bits."""
+    """One of two ranks dies in the second epoch: one command goes on from the last checkpoint, to the same bits.
+
+    In CI, rows go on under the supervisor (test_restarts), and crops without it (test_chaos).
+    """
     run_dir = job.new_run()
     job.finish(run_dir, 2, fault="kill:1@11", restarts=1)
     assert job.restored_steps(run_dir) == [0, 9]

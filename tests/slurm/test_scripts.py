@@ -118,10 +118,10 @@ def test_a_batch_shell_that_would_die_of_the_warning_is_named(cluster):
 
 
 def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, undisturbed):
-    """Two nodes with two tasks each, no launcher of ours: as one process, within rounding."""
+    """Two tasks on one node, one on another, no launcher of ours: as one process, within rounding."""
     cluster.write_training()
     job = cluster.sbatch(
-        *("-N2", "--ntasks-per-node=2", "--mem=500M"),
+        *("-N2", "-n3", "--mem=500M"),
         script="""
         #!/bin/bash
         export RANKWISE_RUN_DIR=run
@@ -130,8 +130,8 @@ def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, und
     )
     cluster.lab.wait(job, "COMPLETED", "FAILED")
     log = cluster.text("batch.log")
-    places = [f"rank {rank} of 4 on node{1 + rank // 2}" for rank in range(4)]
-    assert lines(log, "of 4 on node") == places, log
+    places = [f"rank {rank} of 3 on node{1 + rank // 2}" for rank in range(3)]
+    assert lines(log, "of 3 on node") == places, log
     assert "steps 80" in log
     np.testing.assert_allclose(cluster.weights(), undisturbed[1], rtol=1e-12)
 

@@ -5,8 +5,6 @@ import os
 import signal
 import sys
 
-import pytest
-
 # in each job the rank of the second node prepares for ever while the first one waits for it
 HANGS = """
 import sys
@@ -35,40 +33,40 @@ with rankwise.bind(device="cpu", timeout=900) as world:
 CALLS = {"first": 3, "second": 5}
 
 
-@pytest.fixture
-def hanging(cluster):
-    """Numbers of two jobs, by name, once both hang."""
+def hanging(cluster, *names):
+    """Start jobs; return their numbers, by name, once all hang."""
     script = cluster.write("hangs.py", HANGS)
     submit = ("run", "--slurm", "--nodes", "2", "--nproc", "1", "--cpus-per-task", "1", "--mem", "500M", "--detach")
     jobs = {
-        name: cluster.rankwise(*submit, "--run-dir", name, script, name + ".hangs", str(count)).stdout.strip()
-        for name, count in CALLS.items()
+        name: cluster.rankwise(*submit, "--run-dir", name, script, name + ".hangs", str(CALLS[name])).stdout.strip()
+        for name in names
     }
     for name in jobs:
         cluster.until(lambda name=name: (cluster.folder / f"{name}.hangs").exists())
     return jobs
 
 
-def test_all_nodes_of_a_job_are_asked_and_no_other_job(cluster, hanging):
+def test_all_nodes_of_a_job_are_asked_and_no_other_job(cluster):
     """Which rank has not joined which call; as text and as JSON; by number, with a step, from inside another job."""
     line = HANGS.splitlines().index("    time.sleep(1000)")  # its first line is empty, and not written
-    for name, job in hanging.items():
+    jobs = hanging(cluster, *CALLS)
+    for name, job in jobs.items():
         text = cluster.rankwise("watch", "--slurm", job).stdout
         number = CALLS[name] + 1
         assert f"rank 1 has not joined all_reduce #{number} of the default group (rank 0 waits there" in text, text
         assert f"hangs.py:{line} in prepares_for_ever" in text, text
         assert "---- rank 0: epoch 0" in text
         assert "node node" not in text
-    found = json.loads(cluster.rankwise("watch", "--slurm", f"{hanging['first']}.0", "--json").stdout)
+    found = json.loads(cluster.rankwise("watch", "--slurm", f"{jobs['first']}.0", "--json").stdout)
     assert (found["verdict"]["kind"], found["verdict"]["ranks"]) == ("missing", [1])
     assert sorted(found["stacks"]) == ["0", "1"]
     assert found["silent_nodes"] == {}
 
 
-def test_what_cannot_be_asked_is_named(cluster, hanging):
+def test_what_cannot_be_asked_is_named(cluster):
     """A job that is unknown, waits or has no ranks in a step; a node that does not answer in time."""
     waiting = cluster.sbatch("--hold", "--mem=10M", script="#!/bin/sh\nsleep 1\n")
-    first = hanging["first"]
+    first = hanging(cluster, "first")["first"]
     for words, said in (
         (["--slurm", "999999"], "Slurm has no job '999999'"),
         (["--slurm", waiting], f"job {waiting} is PENDING (JobHeldUser)"),

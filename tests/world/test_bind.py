@@ -1,7 +1,6 @@
 """bind in real processes, started with nothing but environment variables."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -13,39 +12,6 @@ from rankwise.errors import ConfigError, WorldError
 from rankwise.metrics import reduce
 from rankwise.testing.held_ports import hold_port
 from rankwise.world import World, group
-
-CLEAN = {
-    key: value
-    for key, value in os.environ.items()
-    if not key.startswith(("SLURM", "OMPI", "PMI", "RANK", "TORCHELASTIC", "MASTER", "WORLD", "LOCAL", "OMP"))
-}
-
-
-class Ranks:
-    """A script in one process per environment; their output and exit codes."""
-
-    def __init__(self, tmp_path, script, environments):
-        path = tmp_path / "script.py"
-        path.write_text(textwrap.dedent(script))
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(path)],
-                env=CLEAN | variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for variables in environments
-        ]
-
-    def end(self):
-        try:
-            found = [(*process.communicate(timeout=240), process.returncode) for process in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
-        return found
 
 
 def torchrun(num_ranks, port=None):
@@ -90,11 +56,11 @@ PEACE = """
 """
 
 
-@pytest.mark.parametrize("family", [torchrun, slurm])
-def test_two_ranks_find_each_other(tmp_path, family):
+@pytest.mark.parametrize(("family", "fresh"), [(torchrun, True), (slurm, False)])
+def test_two_ranks_find_each_other(ranks_of, family, fresh):
     """From the launcher's variables alone: place, threads, seeds, group; twice in one process; nothing on stderr."""
     second = {"SECOND_PORT": str(hold_port())}
-    found = Ranks(tmp_path, PEACE, [variables | second for variables in family(2)]).end()
+    found = ranks_of(PEACE, [variables | second for variables in family(2)], fresh=fresh).end()
     answers = []
     for out, err, code in found:
         assert (err, code) == ("", 0)
@@ -124,9 +90,9 @@ CRASH = """
 """
 
 
-def test_an_exception_on_one_rank_ends_the_others_within_seconds(tmp_path):
+def test_an_exception_on_one_rank_ends_the_others_within_seconds(ranks_of):
     """Rank 1 leaves with its own error; rank 0 does not wait for the timeout, and says what it lost and where."""
-    (out, lost, lost_code), (_, own, own_code) = Ranks(tmp_path, CRASH, torchrun(2)).end()
+    (out, lost, lost_code), (_, own, own_code) = ranks_of(CRASH, torchrun(2)).end()
     assert own_code == 1
     assert own.rstrip().endswith("KeyError: 'the lost key'")
     assert "terminate" not in own + lost
@@ -161,9 +127,9 @@ LATE = """
 """
 
 
-def test_a_rank_that_is_late_is_not_waited_for_beyond_the_timeout(tmp_path):
+def test_a_rank_that_is_late_is_not_waited_for_beyond_the_timeout(ranks_of):
     """After the timeout the call raises with rank, call and line; further calls refuse at once; the exit is clean."""
-    (out, err, code), (_, other_err, other_code) = Ranks(tmp_path, LATE, torchrun(2)).end()
+    (out, err, code), (_, other_err, other_code) = ranks_of(LATE, torchrun(2)).end()
     first, second = out.splitlines()
     assert "rank 0 lost the other ranks in all_reduce(sum) at" in first
     assert "more than 10 s late" in first
@@ -187,23 +153,22 @@ APART = """
 """
 
 
-def test_ranks_that_cannot_start_tell_the_others(tmp_path):
+def test_ranks_that_cannot_start_tell_the_others(ranks_of):
     """A rank without its device stops both at once, with its reason; a rank that does not come is named in time."""
     ports = {"PORTS": f"{hold_port()} {hold_port()}"}
     # which waits less than the default timeout of 600 s
-    (main, _, _), (other, _, _) = Ranks(tmp_path, APART, [variables | ports for variables in torchrun(2)]).end()
+    (main, _, _), (other, _, _) = ranks_of(APART, [variables | ports for variables in torchrun(2)]).end()
     assert "device='cuda:99'" in main.splitlines()[0]
     assert "rank 1 (host " in main.splitlines()[0]
     assert other.startswith("device='cuda:99'")
     assert "1 of 2 ranks did not arrive in time: 1." in main
 
 
-def test_one_rank_needs_nothing(monkeypatch):
+@pytest.mark.usefixtures("no_launcher")
+def test_one_rank_needs_nothing():
     """Under plain python there is no group, the seeds are set, and the block may be entered again."""
     import torch
 
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
     draws = []
     for _ in range(2):
         with rankwise.bind(seed=3, device="cpu", threads=2) as world:
@@ -213,6 +178,7 @@ def test_one_rank_needs_nothing(monkeypatch):
     assert draws[0] == draws[1]
 
 
+@pytest.mark.usefixtures("no_launcher")
 def test_a_group_of_one_on_request(monkeypatch):
     """A launcher's wrapper hands a group to its task, for one rank too; an exception leaves no group behind.
 
@@ -223,8 +189,6 @@ def test_a_group_of_one_on_request(monkeypatch):
 
     rests = []
     monkeypatch.setattr(group, "let_gloo_finish", lambda: rests.append(dist.is_initialized()))
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
     with rankwise.bind(device="cpu", always_group=True) as world:
         assert dist.get_world_size() == 1
         assert world.all_reduce([1, 2.0]) == [1, 2.0]
@@ -246,18 +210,16 @@ def test_a_group_of_one_on_request(monkeypatch):
         ({"device": "cuda:99"}, WorldError, "cuda:99"),
     ],
 )
-def test_arguments_are_checked(monkeypatch, options, error, message):
+@pytest.mark.usefixtures("no_launcher")
+def test_arguments_are_checked(options, error, message):
     """Every wrong argument says what is possible, before anything is set up."""
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
     with pytest.raises(error, match=message), rankwise.bind(**options):
         pass
 
 
+@pytest.mark.usefixtures("no_launcher")
 def test_an_allocation_without_a_step_is_said_once(monkeypatch, caplog):
     """Inside a batch script plain python is one rank, and one warning says how to get more."""
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_NTASKS", "4")
     for _ in range(2):
@@ -279,13 +241,14 @@ RESTART = """
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_launcher")
 def test_torchrun_restarts_reliably(tmp_path):
     """A rank is killed under torchrun, whose store is reused: the first restart recovers, 6 times in 6."""
     (tmp_path / "script.py").write_text(textwrap.dedent(RESTART))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     for _ in range(6):
         done = subprocess.run(
-            [*command, str(tmp_path / "script.py")], env=CLEAN, capture_output=True, text=True, timeout=240, check=False
+            [*command, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["attempt", "1"]
@@ -319,9 +282,9 @@ LISTENING = """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's tables of sockets")
-def test_a_job_of_one_machine_listens_on_loopback_alone(tmp_path):
+def test_a_job_of_one_machine_listens_on_loopback_alone(ranks_of):
     """Store, gloo, DDP and subgroups: no rank has a socket that another machine could reach."""
-    found = Ranks(tmp_path, LISTENING, torchrun(2)).end()
+    found = ranks_of(LISTENING, torchrun(2)).end()
     loopback = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1, as the kernel writes them
     for out, err, code in found:
         assert (err, code) == ("", 0)
@@ -348,15 +311,13 @@ HOST = """
 """
 
 
-def test_a_stranger_at_the_port_does_not_become_a_rank(tmp_path):
+def test_a_stranger_at_the_port_does_not_become_a_rank(ranks_of):
     """Whoever comes before rank 1 and has not the launcher's secret is refused; then the right one joins."""
     zero, one = (variables | {"RANKWISE_SECRET": "of this launch"} for variables in torchrun(2))
-    (tmp_path / "stranger").mkdir()
-    main = Ranks(tmp_path, HOST, [zero])
-    stranger = Ranks(tmp_path / "stranger", STRANGER, [one]).end()
+    main = ranks_of(HOST, [zero])
+    stranger = ranks_of(STRANGER, [one], folder="stranger").end()
     assert stranger[0][0].strip() == "refused", stranger
-    (tmp_path / "late").mkdir()
-    late = Ranks(tmp_path / "late", HOST, [one]).end()
+    late = ranks_of(HOST, [one], folder="late").end()
     for out, err, code in (*main.end(), *late):
         assert (out.strip(), code) == ("['rank 0', 'rank 1']", 0), err
 

@@ -1,42 +1,12 @@
 """bind more than once in a process, in processes that say their rank themselves, in forked ones, with other seeds."""
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
 import rankwise
 from rankwise.errors import ConfigError, WorldError
 from rankwise.testing.held_ports import hold_port
-
-LAUNCHERS = ("SLURM", "OMPI", "PMI", "RANK", "TORCHELASTIC", "MASTER", "WORLD", "LOCAL", "OMP")
-CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
-CLEAN |= {"OMP_NUM_THREADS": "1"}
-
-
-def start(tmp_path, script, *environments):
-    """Run a script in one process per environment; return (stdout, stderr, exit code) of each."""
-    path = tmp_path / "script.py"
-    path.write_text(textwrap.dedent(script))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(path)],  # Python 3.12 warns of forks
-            env=CLEAN | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for variables in environments
-    ]
-    try:
-        return [(*process.communicate(timeout=280), process.returncode) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def ranks(size, **more):
@@ -62,9 +32,9 @@ AGAIN = """
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", [2, 3])
-def test_binding_again_and_again(tmp_path, size):
+def test_binding_again_and_again(ranks_of, size):
     """Six blocks one after the other at one address, the fifth torn by an exception: the others hear it at once."""
-    for rank, (out, err, code) in enumerate(start(tmp_path, AGAIN, *ranks(size))):
+    for rank, (out, err, code) in enumerate(ranks_of(AGAIN, ranks(size)).end()):
         assert (err, code) == ("", 0)
         sums = [size * (size - 1) // 2 + size * turn for turn in range(6)]
         assert out.split() == [
@@ -96,9 +66,9 @@ FORKED = """
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("how", "status"), [("falls out", 0), ("exception", 256)])
-def test_a_forked_child_leaves_the_block(tmp_path, how, status):
+def test_a_forked_child_leaves_the_block(ranks_of, how, status):
     """It ends by itself, whichever way it leaves, and its parents' group is whole: only who bound leaves the group."""
-    for out, err, code in start(tmp_path, FORKED, *ranks(2, HOW=how)):
+    for out, err, code in ranks_of(FORKED, ranks(2, HOW=how)).end():
         assert (err, code) == ("", 0)
         assert out.split() == ["True", str(status), "2"]
 
@@ -127,9 +97,9 @@ SPAWNED = """
 
 
 @pytest.mark.timeout(600)
-def test_functions_of_mp_spawn(tmp_path):
+def test_functions_of_mp_spawn(ranks_of):
     """Without their rank they would be worlds of one, which is refused; with it they know their place."""
-    ((out, err, code),) = start(tmp_path, SPAWNED, {"MASTER_PORT": str(hold_port())})
+    ((out, err, code),) = ranks_of(SPAWNED, [{"MASTER_PORT": str(hold_port())}], fresh=True).end()
     assert (err, code) == ("", 0)
     assert sorted(out.splitlines()) == [f"True {rank} 2 {rank} 2 1 7" for rank in range(2)]
 
@@ -145,9 +115,9 @@ SEEDS = """
 
 
 @pytest.mark.timeout(600)
-def test_other_seeds_are_refused_on_every_rank(tmp_path):
+def test_other_seeds_are_refused_on_every_rank(ranks_of):
     """One rank of three was given another seed: all of them raise, at once, and name both seeds and the ranks."""
-    for out, err, code in start(tmp_path, SEEDS, *ranks(3)):
+    for out, err, code in ranks_of(SEEDS, ranks(3)).end():
         assert (err, code) == ("", 0)
         error = json.loads(out)
         assert "rank 2 (host " in error
@@ -171,22 +141,20 @@ def test_other_seeds_are_refused_on_every_rank(tmp_path):
         ({}, {"RANK": "1", "WORLD_SIZE": "2"}, WorldError, r"bind\(rank=, world_size=, local_rank=\)"),
     ],
 )
+@pytest.mark.usefixtures("no_launcher")
 def test_numbers_that_do_not_tell_the_place(monkeypatch, options, variables, error, message):
     """What is missing is named, with what to pass or set, before anything is opened."""
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(error, match=message), rankwise.bind(device="cpu", **options):
         pass
 
 
-def test_orders_follow_the_seed_of_the_world(monkeypatch):
+@pytest.mark.usefixtures("no_launcher")
+def test_orders_follow_the_seed_of_the_world():
     """Inside bind an order without a seed has the world's; a given one stays; without a world it is 1889, as it was."""
     from rankwise import Order
 
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
     plain, given = Order(100, batch_size=9), Order(100, batch_size=9, seed=3)
     with rankwise.bind(seed=5, device="cpu"):
         followed, kept = Order(100, batch_size=9), Order(100, batch_size=9, seed=3)
@@ -228,6 +196,6 @@ HASTY = """
 """
 
 
-def test_a_rank_that_leaves_at_once_waits_until_all_have_joined(tmp_path):
+def test_a_rank_that_leaves_at_once_waits_until_all_have_joined(ranks_of):
     """Its connections stand before a slower rank has accepted them: closed then, they would fail the slower rank."""
-    assert start(tmp_path, HASTY, *ranks(2)) == [("left\n", "", 0)] * 2
+    assert ranks_of(HASTY, ranks(2)).end() == [("left\n", "", 0)] * 2
