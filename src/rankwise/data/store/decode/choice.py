@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankwise._process.forks import forks_wait
+from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.decoder import Decoder, Scratch, ThreadsDecoder
-from rankwise.data.store.decode.tasks import (
-    KIND_BLOSC,
-    KIND_FILL,
-    KIND_LZ4,
-    KIND_RAW,
-    KIND_ZSTD,
-    OK,
-    ChunkTasks,
-    address_of,
-    describe,
-)
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -91,14 +82,14 @@ def self_test(decoder: Decoder) -> None:
         tasks, out = _run(decoder, frames, values, scratch)
         for chunk, (name, kind, _) in enumerate(frames):
             status, detail = int(tasks.status[chunk]), int(tasks.detail[chunk])
-            if status != OK:
-                told = describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
+            if status != codes.OK:
+                told = codes.describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
                 raise SelfTestError(f"a test chunk ({name}) {told}")
-            if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == KIND_FILL else values[region]):
+            if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == codes.KIND_FILL else values[region]):
                 raise SelfTestError(f"the elements of a test chunk ({name}) are decoded wrongly")
-        cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != KIND_FILL]
+        cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != codes.KIND_FILL]
         tasks, _ = _run(decoder, cut, values, scratch)
-        if (tasks.status == OK).any():
+        if (tasks.status == codes.OK).any():
             raise SelfTestError(f"a damaged test chunk was accepted ({cut[int(np.argmin(tasks.status))][0]})")
 
 
@@ -107,12 +98,15 @@ def _frames(values: NDArray) -> list[tuple[str, int, bytes]]:
     from numcodecs import blosc
 
     raw = values.tobytes()
-    frames = [("raw", KIND_RAW, raw), ("missing", KIND_FILL, b"")]
-    frames += [("zstd", KIND_ZSTD, numcodecs.Zstd(level=1).encode(raw)), ("lz4", KIND_LZ4, numcodecs.LZ4().encode(raw))]
+    frames = [("raw", codes.KIND_RAW, raw), ("missing", codes.KIND_FILL, b"")]
+    frames += [
+        ("zstd", codes.KIND_ZSTD, numcodecs.Zstd(level=1).encode(raw)),
+        ("lz4", codes.KIND_LZ4, numcodecs.LZ4().encode(raw)),
+    ]
     for name in blosc.list_compressors():
         for shuffle in (blosc.NOSHUFFLE, blosc.SHUFFLE, blosc.BITSHUFFLE):
             codec = numcodecs.Blosc(cname=name, clevel=1, shuffle=shuffle, blocksize=2048)
-            frames.append((f"blosc {name} {shuffle}", KIND_BLOSC, bytes(codec.encode(values))))
+            frames.append((f"blosc {name} {shuffle}", codes.KIND_BLOSC, bytes(codec.encode(values))))
     return frames
 
 

@@ -17,16 +17,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import converted
 from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.symbols import known_compressors
-from rankwise.data.store.decode.tasks import (
-    KIND_BLOSC,
-    KIND_FILL,
-    KIND_LZ4,
-    KIND_RAW,
-    KIND_ZSTD,
-    ChunkTasks,
-    address_of,
-    memory_at,
-)
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of, memory_at
 from rankwise.errors import DataError
 
 _ALIGNMENT = 64
@@ -176,7 +167,7 @@ def _elements(tasks: ChunkTasks, chunk: int) -> NDArray:
     size = int(np.prod(shape)) * dtype.itemsize
     if tasks.decoded[chunk]:
         return memory_at(int(tasks.decoded[chunk]), size).view(dtype).reshape(shape)
-    if tasks.kind[chunk] == KIND_FILL:
+    if tasks.kind[chunk] == codes.KIND_FILL:
         values: NDArray = np.broadcast_to(tasks.fill[chunk if len(tasks.fill) > 1 else 0], shape)
     else:
         values = np.frombuffer(_decoded(tasks, chunk, size), dtype=dtype).reshape(shape)
@@ -205,9 +196,9 @@ def _place(tasks: ChunkTasks, chunk: int, values: NDArray, flat: NDArray) -> int
 def _decoded(tasks: ChunkTasks, chunk: int, size: int) -> Any:
     """Return the decoded bytes of a chunk, exactly `size` of them."""
     kind, length = int(tasks.kind[chunk]), int(tasks.length[chunk])
-    if kind not in (KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4):
+    if kind not in (codes.KIND_RAW, codes.KIND_ZSTD, codes.KIND_BLOSC, codes.KIND_LZ4):
         raise _ChunkError(codes.UNKNOWN_KIND, kind)
-    if kind == KIND_RAW and length != size:
+    if kind == codes.KIND_RAW and length != size:
         raise _ChunkError(codes.WRONG_LENGTH, size)
     if tasks.encoded[chunk]:
         frame: Any = memory_at(int(tasks.encoded[chunk]), length)
@@ -215,11 +206,11 @@ def _decoded(tasks: ChunkTasks, chunk: int, size: int) -> Any:
         raise _ChunkError(codes.TOO_LONG, 2 * size + _SLACK)
     else:
         frame = _read(int(tasks.fd[chunk]), int(tasks.offset[chunk]), length)
-    if kind == KIND_RAW:
+    if kind == codes.KIND_RAW:
         return frame
-    if kind == KIND_BLOSC:
+    if kind == codes.KIND_BLOSC:
         _check_blosc(frame, size)
-    elif kind == KIND_LZ4:
+    elif kind == codes.KIND_LZ4:
         _check_lz4(frame, size)
     else:
         _check_zstd(frame, size)
@@ -242,7 +233,7 @@ def _whole(kind: int, frame: Any, size: int) -> Any:
 def _codec(kind: int) -> Any:
     import numcodecs
 
-    return {KIND_ZSTD: numcodecs.Zstd, KIND_BLOSC: numcodecs.Blosc, KIND_LZ4: numcodecs.LZ4}[kind]()
+    return {codes.KIND_ZSTD: numcodecs.Zstd, codes.KIND_BLOSC: numcodecs.Blosc, codes.KIND_LZ4: numcodecs.LZ4}[kind]()
 
 
 def _check_blosc(frame: Any, size: int) -> None:
