@@ -114,11 +114,13 @@ class Catalogue:
 
     def images(self) -> tuple[ImageRef, ...]:
         """Return the images in the order of `iter_images`."""
-        return self._images
+        return tuple(replace(ref, nodes=self) for ref in self._table.refs)
 
     def arrays(self) -> tuple[str, ...]:
         """Return the places of all arrays, including levels and labels of images, sorted."""
-        return self._arrays
+        return tuple(
+            p for p, kind in zip(self._table.places, self._table.kinds, strict=True) if kind.startswith("array")
+        )
 
     def check(self, *, workers: int = 16) -> None:
         """Check for every metadata document whether it is still the one that was read.
@@ -173,15 +175,6 @@ class Catalogue:
         if kind[-1] == "2":
             return v2_node(place, f".z{kind[:-1]}", found, own)
         return node_of(place, {**found, "attributes": own} if attributes >= 0 else found)
-
-    @cached_property
-    def _images(self) -> tuple[ImageRef, ...]:
-        return tuple(replace(ref, nodes=self) for ref in self._table.refs)
-
-    @cached_property
-    def _arrays(self) -> tuple[str, ...]:
-        kinds = zip(self._table.places, self._table.kinds, strict=True)
-        return tuple(place for place, kind in kinds if kind.startswith("array"))
 
     @cached_property
     def _folders(self) -> dict[str, set[str]]:

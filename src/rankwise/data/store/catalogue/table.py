@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.store.meta.documents import stamp_document
+from rankwise.data.store.files.handles import local_identity
 from rankwise.data.store.meta.nodes import Node, read_node
 from rankwise.data.store.meta.parser import array_of
 from rankwise.data.store.meta.tree import Nodes
@@ -216,9 +216,9 @@ def stamps_of(place: str, kind: str, zarr_format: int) -> tuple[int, int, int, i
     """Return size and modification time of a node's document and of its .zattrs; -1 if it does not exist."""
     if "://" in place:
         return -1, -1, -1, -1
-    first = stamp_document(place, "zarr.json" if zarr_format == 3 else f".z{kind}")
-    second = stamp_document(place, ".zattrs") if zarr_format == 2 else None
-    return (*(first or (-1, -1))[:2], *(second or (-1, -1))[:2])
+    first = local_identity(f"{place}/{'zarr.json' if zarr_format == 3 else f'.z{kind}'}")
+    second = local_identity(f"{place}/.zattrs") if zarr_format == 2 else ()
+    return (*(first[2:] or (-1, -1)), *(second[2:] or (-1, -1)))
 
 
 def _text(value: Mapping[str, Any] | None) -> str:

@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from pathlib import Path
 
+from rankwise._process.forks import fork_gate
 from rankwise.errors import DataError
 
 _RESERVED = 64  # for sockets, logs, libraries and other files of the process
@@ -41,7 +42,7 @@ def local_identity(path: str) -> tuple[int, ...]:
     """Return the identity of the file at a path; () if there is none."""
     try:
         return identity_of(os.stat(path))  # noqa: PTH116  (hot: once for each file of a batch)
-    except OSError:
+    except (OSError, ValueError):
         return ()
 
 
@@ -144,9 +145,7 @@ class HandleCache:
 
 _FEWEST = 4  # files that a cache keeps open however few the process may open
 _CACHES: weakref.WeakSet[HandleCache] = weakref.WeakSet()  # of this process
-_CACHES_LOCK = threading.Lock()  # guards the set; no other lock is taken under it
-if hasattr(os, "register_at_fork"):  # another thread may hold it during a fork
-    os.register_at_fork(after_in_child=_CACHES_LOCK._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
+_CACHES_LOCK = fork_gate()  # guards the set; no other lock is taken under it
 
 
 def _opened(path: str) -> OpenFile:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -82,19 +81,12 @@ _SHUFFLES: tuple[Any, ...] = ("noshuffle", "shuffle", "bitshuffle")
 _NUMBERED_SHUFFLES: tuple[Any, ...] = (-1, 0, 1, 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coding:
-    """How elements of an array are stored in files.
-
-    Attributes:
-        chunks: shape of an inner chunk.
-        codec: encoding of an inner chunk.
-        index: layout of the index of shards, if there are shards.
-    """
+class Coding(NamedTuple):
+    """Shape and encoding of an inner chunk, and the layout of the index of shards, if there are shards."""
 
     chunks: tuple[int, ...]
     codec: ChunkCodec
-    index: IndexLayout | None
+    index: IndexLayout | None = None
 
 
 def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
@@ -109,11 +101,10 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
         UnsupportedError: our decoders do not support the codecs.
     """
     if _name(_listed(codecs)[0]) != "sharding_indexed":
-        return Coding(chunks=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
-    index = _index_layout(codecs, grid)
+        return Coding(grid, ChunkCodec(kind=_chain(codecs, dtype)))
+    index = index_layout(codecs, grid)
     config = codecs[0]["configuration"]
-    chunks = tuple(config["chunk_shape"])
-    return Coding(chunks=chunks, codec=ChunkCodec(kind=_chain(config.get("codecs"), dtype)), index=index)
+    return Coding(tuple(config["chunk_shape"]), ChunkCodec(kind=_chain(config.get("codecs"), dtype)), index)
 
 
 def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endian: bool) -> Coding:
@@ -128,19 +119,15 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
         raise UnsupportedError(f"order {document.get('order')}")
     if big_endian:
         raise UnsupportedError("big-endian")
-    kind = _compressor(document.get("compressor"))
-    return Coding(chunks=chunks, codec=ChunkCodec(kind=kind), index=None)
+    return Coding(chunks, ChunkCodec(kind=_compressor(document.get("compressor"))))
 
 
-def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
-    """Return the index layout of an array's shards, None if there are no shards or the index is unsupported."""
-    try:
-        return _index_layout(codecs, grid)
-    except UnsupportedError:
-        return None
+def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
+    """Return the index layout of an array's shards.
 
-
-def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
+    Raises:
+        UnsupportedError: there are no shards, or the index is unsupported.
+    """
     name, config = named(_listed(codecs)[0], "codec")
     if name != "sharding_indexed":
         raise UnsupportedError(name)

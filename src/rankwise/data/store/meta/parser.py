@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import numpy as np
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import DType
+from rankwise.data.store.files.handles import local_identity
 from rankwise.data.store.meta.codecs import (
     CORE,
     Coding,
@@ -32,7 +34,6 @@ from rankwise.data.store.meta.codecs import (
     v2_dtype,
     v3_coding,
 )
-from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 from rankwise.data.store.zarr_python import load_zarr, plain_codecs
@@ -207,9 +208,11 @@ def _coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: i
     try:
         coding = _strict_coding(document, found, zarr_format)
     except UnsupportedError as unusual:
-        index = index_layout(document["codecs"], found.files) if zarr_format == 3 else None
+        index = None
+        with suppress(UnsupportedError):
+            index = index_layout(document["codecs"] if zarr_format == 3 else None, found.files)
         codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
-        return Coding(chunks=found.chunks, codec=codec, index=index)
+        return Coding(found.chunks, codec, index)
     if coding.chunks != found.chunks:
         raise UnreadableError(f"its chunks are {list(coding.chunks)} here but {list(found.chunks)} in zarr-python")
     return coding
@@ -295,11 +298,7 @@ def array_of(node: Node) -> ArrayMeta:
 
 _FRESH_NS = 50_000_000  # file systems count time in ticks: a file may change twice within one and keep its stamp
 _REMOTE_NS = 60 * 10**9  # remote documents cannot be checked for free, so cached ones expire
-
-
-_NAMES = ("zarr.json", ".zarray", ".zattrs")
-
-_Stamps = tuple[Stamp | None, ...]
+_Stamps = tuple[tuple[int, ...], ...]
 
 
 class MetaCache:
@@ -332,7 +331,7 @@ class MetaCache:
         # Stamps from before and after: if another process writes in between, the result is returned but not kept.
         began, before = self._clock(), _stamps(place)
         meta = read(place)
-        if before == _stamps(place) and all(stamp is None or stamp[1] < began - _FRESH_NS for stamp in before):
+        if before == _stamps(place) and all(not stamp or stamp[-1] < began - _FRESH_NS for stamp in before):
             with self._lock:
                 self._kept[place] = meta, before, began
                 self._kept.move_to_end(place)
@@ -345,5 +344,5 @@ def _stamps(place: str) -> _Stamps:
     """Return the stamps of the documents that matter; only zarr.json if it exists."""
     if "://" in place:
         return ()
-    first = stamp_document(place, _NAMES[0])
-    return (first,) if first is not None else (None, *(stamp_document(place, name) for name in _NAMES[1:]))
+    first = local_identity(f"{place}/zarr.json")
+    return (first,) if first else (first, *(local_identity(f"{place}/{name}") for name in (".zarray", ".zattrs")))
