@@ -96,7 +96,6 @@ class Catalogue:
         return f"Catalogue({len(self)} images, {len(self.arrays())} arrays)"
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._table.refs)
 
     def __contains__(self, uri: object) -> bool:

@@ -177,7 +177,6 @@ class ChunkTasks:
         object.__setattr__(self, "addresses", addresses)
 
     def __len__(self) -> int:
-        """Number of chunks."""
         return len(self.fd)
 
     def _check_tables(self) -> None:

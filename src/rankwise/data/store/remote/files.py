@@ -67,6 +67,15 @@ class JoinedRange:
     stop: int | None
     members: list[int] = field(default_factory=list)
 
+    def takes(self, piece: RemoteRange, stop: int | None, *, gap_bytes: int, max_bytes: int) -> bool:
+        """Whether a range that begins no earlier, and ends at `stop`, may join."""
+        if (piece.url, piece.etag) != (self.url, self.etag):
+            return False
+        if stop is None or self.stop is None:
+            return stop is self.stop
+        # a range inside costs nothing more, however long the joined range is
+        return stop <= self.stop or (piece.offset - self.stop <= gap_bytes and stop - self.start <= max_bytes)
+
 
 def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int) -> list[JoinedRange]:
     """Return the requests for ranges, by (URL, version, start). Empty ranges need none.
@@ -81,34 +90,16 @@ def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int
     )
     joined_ranges: list[JoinedRange] = []
     last: JoinedRange | None = None
-    for url, _, offset, index in order:
-        length = ranges[index].length
-        stop = None if length is None else offset + length
-        etag = ranges[index].etag
-        if last is None or not _joins(last, (url, etag), offset, stop, gap_bytes=gap_bytes, max_bytes=max_bytes):
-            last = JoinedRange(url=url, etag=etag, start=offset, stop=stop)
+    for *_, index in order:
+        piece = ranges[index]
+        stop = None if piece.length is None else piece.offset + piece.length
+        if last is None or not last.takes(piece, stop, gap_bytes=gap_bytes, max_bytes=max_bytes):
+            last = JoinedRange(url=piece.url, etag=piece.etag, start=piece.offset, stop=stop)
             joined_ranges.append(last)
         elif stop is not None and last.stop is not None and stop > last.stop:
             last.stop = stop
         last.members.append(index)
     return joined_ranges
-
-
-def _joins(
-    joined: JoinedRange,
-    version: tuple[str, str | None],
-    start: int,
-    stop: int | None,
-    *,
-    gap_bytes: int,
-    max_bytes: int,
-) -> bool:
-    if version != (joined.url, joined.etag):
-        return False
-    if stop is None or joined.stop is None:
-        return stop is joined.stop
-    # a range inside costs nothing more, however long the joined range is
-    return stop <= joined.stop or (start - joined.stop <= gap_bytes and stop - joined.start <= max_bytes)
 
 
 def interleave(joined_ranges: Iterable[JoinedRange]) -> list[JoinedRange]:
