@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rankwise.crops")
 _PCI = Path("/sys/bus/pci/devices")
-
-_said: set[tuple[object, ...]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,7 @@ class RankPlace:
             InvalidArgument: there is no such strategy, or it does not allow this node.
         """
         cores = cores_here(chosen_strategy(strategy, node), node, device_node=self._numa_node)
-        return partial(pin_thread, cores)
+        return functools.partial(pin_thread, cores)
 
     @property
     def _numa_node(self) -> int:
@@ -239,22 +237,19 @@ def _cross_check(index: int, wanted: object, environ: Mapping[str, str], cuda: C
     local = environ.get("LOCAL_RANK", "")
     if local.isdecimal() and int(local) != index and cuda.count > 1:
         _warn_once(
-            ("rank", local, index),
             f"LOCAL_RANK is {local} but the pipeline feeds CUDA device {index}: other ranks may feed it too; pass "
             "device=local_rank, or omit device= inside rankwise.bind()",
         )
     elif not local and not explicit and cuda.count > 1:
         _warn_once(
-            ("count", cuda.count, index),
             f"this process sees {cuda.count} CUDA devices, but none was chosen: the pipeline feeds device {index}; "
             "set Config(device=...)",
         )
 
 
-def _warn_once(key: tuple[object, ...], text: str) -> None:
-    if key not in _said:
-        _said.add(key)
-        warnings.warn(text, UserWarning, stacklevel=5)
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=5)
 
 
 class NumaStrategy(enum.IntEnum):

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Self
 
 from rankwise._files import write_whole
-from rankwise.data.store.catalogue.table import RecordingNodes, Table, check_stores, pack_table, unpack_table
+from rankwise.data.store.catalogue.table import RecordingNodes, Table, has_changed, pack_table, unpack_table
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, natural_order, node_of, v2_node
 from rankwise.data.store.meta.parser import array_of
@@ -23,6 +23,8 @@ from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.discovery import ImageRef, SearchLocation, read_location, start_location
 from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import DataError
+
+_BATCH = 256  # places for one task of a thread
 
 
 class Catalogue:
@@ -132,7 +134,20 @@ class Catalogue:
         Raises:
             DataError: some have changed or do not exist any more; the message names the first.
         """
-        check_stores(self._table, self.node, workers=workers)
+        table = self._table
+
+        def changed(rows: range) -> list[str]:
+            return [table.places[row] for row in rows if has_changed(table, row, self.node)]
+
+        parts = [range(first, min(first + _BATCH, len(table.places))) for first in range(0, len(table.places), _BATCH)]
+        with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+            found = [place for part in pool.map(changed, parts) for place in part]
+        if found:
+            others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+            raise DataError(
+                f"the metadata of {found[0]}{others} changed after the catalogue was made, or is missing: "
+                "create it again with rankwise data index"
+            )
 
     def node(self, place: str) -> Node | None:
         """Return the array or group at a place, None if none was found."""

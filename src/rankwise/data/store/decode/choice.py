@@ -15,7 +15,7 @@ from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from rankwise.data.contract import IntArray, NDArray
+    from rankwise.data.contract import NDArray
 
 VARIABLE = "RANKWISE_DECODER"
 _CHOICES = ("kernel", "threads")
@@ -125,16 +125,12 @@ def _run(
         keep=np.zeros(num, dtype=np.int64),
         kind=np.array([kind for _, kind, _ in frames]),
         fill=np.full(1, _FILL, dtype=values.dtype),
-        chunk_shape=_rows(values.shape, num),
+        chunk_shape=np.tile(values.shape, (num, 1)),
         bounds=np.arange(num + 1),
-        src_start=_rows(_START, num),
-        extent=_rows(_EXTENT, num),
+        src_start=np.tile(_START, (num, 1)),
+        extent=np.tile(_EXTENT, (num, 1)),
         dst_start=np.arange(num) * int(np.prod(_EXTENT)),
         dst_strides=np.array([_EXTENT[1] * _EXTENT[2], _EXTENT[2], 1]),
     )
     decoder.run(tasks, 0, num, out, scratch)
     return tasks, out
-
-
-def _rows(row: tuple[int, ...], num: int) -> IntArray:
-    return np.ascontiguousarray(np.broadcast_to(np.array(row, dtype=np.int64), (num, len(row))))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import struct
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, Self
@@ -128,7 +129,7 @@ def check_run(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> None:
 
 
 _SLACK = 2**16
-_BLOSC_HEADER = np.dtype([("head", "<u4"), ("nbytes", "<u4"), ("block", "<u4"), ("cbytes", "<u4")])
+_BLOSC_HEADER = struct.Struct("<4I")  # flags, decoded bytes, bytes of a block, encoded bytes
 
 
 class _ChunkError(Exception):
@@ -238,9 +239,9 @@ def _codec(kind: int) -> Any:
 
 def _check_blosc(frame: Any, size: int) -> None:
     """Check the header of a Blosc frame: numcodecs trusts it."""
-    if len(frame) < _BLOSC_HEADER.itemsize:
+    if len(frame) < _BLOSC_HEADER.size:
         raise _ChunkError(codes.BAD_FRAME)
-    head, nbytes, _, cbytes = np.frombuffer(frame, dtype=_BLOSC_HEADER, count=1)[0].tolist()
+    head, nbytes, _, cbytes = _BLOSC_HEADER.unpack_from(frame)
     if cbytes != len(frame):
         raise _ChunkError(codes.WRONG_LENGTH, cbytes)
     compressor = (head >> 21) & 7

@@ -86,7 +86,7 @@ class Coding(NamedTuple):
 
     chunks: tuple[int, ...]
     codec: ChunkCodec
-    index: IndexLayout | None = None
+    shard_index: IndexLayout | None = None
 
 
 def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:

@@ -149,7 +149,7 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
         fill_value=found.fill_value,
         codec=coding.codec,
         keys=found.keys,
-        index=coding.index,
+        index=coding.shard_index,
         dimension_names=_dimension_names(document, attributes, zarr_format, len(found.shape)),
         attributes=attributes,
         document=document,

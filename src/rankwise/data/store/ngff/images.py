@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, ome_attributes
-from rankwise.data.store.meta.tree import STORES, Nodes, describe_group
+from rankwise.data.store.meta.tree import STORES, Nodes, describe_group, node_at
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.attributes import Axis, compose, plain_axes, read_axes, take, take_list
 from rankwise.errors import DataError
@@ -189,11 +188,7 @@ def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes
     Raises:
         DataError: there is no image (the message says what there is), or a part of it is missing or damaged.
     """
-    place = resolve_place(uri)
-    node = nodes.node(place)
-    if node is None:
-        raise nodes.missing(place)
-    return image_of(node, nodes, multiscale=multiscale)
+    return image_of(node_at(uri, nodes), nodes, multiscale=multiscale)
 
 
 def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
