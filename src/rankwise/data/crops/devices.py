@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.store.files.handles import system_file_limit, warn_few_handles
 from rankwise.errors import MissingExtraError
 from rankwise.launch.hardware import num_usable_cores, read_topology
 
@@ -79,21 +78,6 @@ class RankPlace:
         if min(parts) < 0:
             return -1  # this torch version does not provide it
         return gpu_node(f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0")
-
-    def warn_few_handles(self, count: Callable[[], int], *, capacity: int) -> None:
-        """Warn on the main rank if a rank reads from more files at a time than it may keep open; only there it counts.
-
-        Args:
-            count: returns the number of files at a time.
-            capacity: how many files stay open.
-        """
-        if self.rank == 0:
-            warn_few_handles(
-                wanted=count(),
-                capacity=capacity,
-                local_ranks=self.local_ranks,
-                system_limit=system_file_limit(),
-            )
 
 
 def bind_device(

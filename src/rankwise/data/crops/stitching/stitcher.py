@@ -157,8 +157,8 @@ class Stitcher:
         self._kept, self._dtype = output_values(finish, frame.shape, channels=channels, dtype=wanted)
         sums: DType = np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
         self._window = tile_window(window, frame.shape).astype(sums)
-        grids = [grid_of(frame, number, chunks, shards) for number in range(len(index.images))]
-        files = np.array([file or chunk for chunk, file in grids], dtype=np.int64)
+        self._grids = [grid_of(frame, number, chunks, shards) for number in range(len(index.images))]
+        files = np.array([file or chunk for chunk, file in self._grids], dtype=np.int64)
         self._plan = SlabPlan(index, files, channels=channels or 1, itemsize=sums.itemsize)
         self.window_bytes = self._plan.window_bytes
         caps = Caps(place=place_in_world(None, self._world), max_host_memory_bytes=options.get("max_host_memory_bytes"))
@@ -174,22 +174,12 @@ class Stitcher:
             "predict": source_digest(predict), "finish": source_digest(finish),
         }  # fmt: skip
         self._targets = [
-            self._target(path, number, *grids[number], fill=fill, identity=identity, durable=durable)
+            self._target(path, number, fill=fill, identity=identity, durable=durable)
             for number, path in enumerate(output_paths(output, index.images))
         ]
 
-    def _target(
-        self,
-        path: Path,
-        number: int,
-        chunk: tuple[int, ...],
-        shard: tuple[int, ...] | None,
-        *,
-        fill: float,
-        identity: dict[str, Any],
-        durable: bool,
-    ) -> Target:
-        frame = self._plan.frame
+    def _target(self, path: Path, number: int, *, fill: float, identity: dict[str, Any], durable: bool) -> Target:
+        frame, (chunk, shard) = self._plan.frame, self._grids[number]
         lead = () if self._kept is None else (self._kept,)
 
         def with_channels(extents: Sequence[int], extra: tuple[int, ...]) -> list[int]:

@@ -223,9 +223,9 @@ def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
         max_indexes=config.n_shard_index_cache,
         remote=config.remote_options,
     )
-    # at least one file each; the arrays are not known yet
-    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
-    place.warn_few_handles(lambda: wanted, capacity=engine.max_open_files)
+    if place.rank == 0:  # at least one file each; the arrays are not known yet
+        files = num_slots * config.samples_per_batch * len(config.all_fields)
+        engine.warn_few_handles(files, local_ranks=place.local_ranks)
     return engine
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from rankwise._process.forks import renew_in_children
@@ -104,12 +105,10 @@ def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int
 
 def interleave(joined_ranges: Iterable[JoinedRange]) -> list[JoinedRange]:
     """Order requests so that objects alternate, each in its own order: concurrent requests to one object slow down."""
-    seen: dict[str, int] = {}
-    turns: list[tuple[int, JoinedRange]] = []
+    of_object: dict[str, list[JoinedRange]] = {}
     for joined in joined_ranges:
-        turn = seen[joined.url] = seen.get(joined.url, -1) + 1
-        turns.append((turn, joined))
-    return [joined for _, joined in sorted(turns, key=lambda item: item[0])]
+        of_object.setdefault(joined.url, []).append(joined)
+    return [joined for turn in zip_longest(*of_object.values()) for joined in turn if joined is not None]
 
 
 def read_joined(
