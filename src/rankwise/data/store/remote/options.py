@@ -99,21 +99,9 @@ class RemoteStats(Summed):
     backoff_s: float = 0.0
 
 
-_SCHEMES = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "azure": "az",
-    "adl": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "http": "http",
-    "https": "http",
-    "file": "file",
-    "memory": "memory",
-}
+_KINDS = ("s3", "gs", "az", "http", "file", "memory")
+_ALIASES = {"s3a": "s3", "gcs": "gs", "azure": "az", "adl": "az", "abfs": "az", "abfss": "az", "https": "http"}
+_SCHEMES = dict(zip(_KINDS, _KINDS, strict=True)) | _ALIASES
 
 
 class Location(NamedTuple):
@@ -205,7 +193,6 @@ _CLIENT_OPTIONS = frozenset(
         "user_agent",
     }
 )
-_KINDS = ("s3", "gs", "az", "http", "file", "memory")
 
 # Also held while a store is opened: readers that start together would each connect. Requests run without it, because
 # obstore's stores allow many threads; an evicted store lives as long as its users.
