@@ -252,18 +252,14 @@ def _checked(config: Config) -> dict[str, Any]:
     values["sample_shape"] = _shape(config.sample_shape, "sample_shape")
     values["dtype"] = parse_dtype(config.dtype)
     values["seed"] = whole_number("seed", config.seed, error=InvalidArgument)
-    values["fields"] = _fields(config.fields)
+    if not isinstance(config.fields, Mapping) or not all(isinstance(each, Field) for each in config.fields.values()):
+        raise InvalidArgument(f"fields= must map names to Field(sample_shape=...); got {config.fields!r:.120}")
+    values["fields"] = dict(config.fields)
     values["numa_strategy"] = chosen_strategy(config.numa_strategy, values["numa_node"])
     _check_fields(config, values["dtype"])
     _check_sizes(values)
     _check_choices(config)
     return values
-
-
-def _fields(fields: Any) -> dict[str, Field]:
-    if not isinstance(fields, Mapping) or not all(isinstance(each, Field) for each in fields.values()):
-        raise InvalidArgument(f"fields= must map names to Field(sample_shape=...); got {fields!r:.120}")
-    return dict(fields)
 
 
 def _whole(config: Config, name: str) -> int | None:

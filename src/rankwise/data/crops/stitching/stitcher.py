@@ -6,9 +6,8 @@ import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -235,7 +234,7 @@ class Stitcher:
             ]
             wait_for_all(world, waiting, patience_s=_PATIENCE_S, beat=lambda: vitals.beat(phase="stitch"))
         world.raise_together(error)
-        world.from_main(partial(_publish, unfinished))
+        world.from_main(lambda: list(map(Target.publish, unfinished)))
         return tuple(
             StitchedVolume(
                 image=self.index.images[image],
@@ -361,8 +360,3 @@ class Stitcher:
         values = values.astype(self._dtype)
         values[(..., missing) if self._kept is not None else missing] = fill
         return values
-
-
-def _publish(targets: Iterable[Target]) -> None:
-    for target in targets:
-        target.publish()

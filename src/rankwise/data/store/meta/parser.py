@@ -63,22 +63,17 @@ def interpret(text: str, *, zarr_format: int) -> InterpretedArray:
         MissingExtraError: zarr is not installed.
     """
     zarr = load_zarr()
+    name = ".zarray" if zarr_format == 2 else "zarr.json"
     try:
         with plain_codecs(zarr):
-            array = zarr.open_array(_memory_store(text, zarr_format), mode="r", zarr_format=zarr_format)
+            content = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(text.encode())
+            store = zarr.storage.MemoryStore({name: content})
+            array = zarr.open_array(store, mode="r", zarr_format=zarr_format)
             return _facts(array, zarr_format)
     except (MemoryError, UnreadableError):
         raise
     except Exception as error:  # any error of a codec, dtype or grid
         raise UnreadableError(f"{type(error).__name__}: {str(error).rstrip('.')}") from error
-
-
-def _memory_store(text: str, zarr_format: int) -> Any:
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.storage import MemoryStore
-
-    name = ".zarray" if zarr_format == 2 else "zarr.json"
-    return MemoryStore({name: default_buffer_prototype().buffer.from_bytes(text.encode())})
 
 
 def _facts(array: Any, zarr_format: int) -> InterpretedArray:

@@ -194,7 +194,10 @@ def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes
 def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
     """Return the image for a node; see `open_image`."""
     if node.kind == "array":
-        return _plain_image(node, nodes)
+        array = nodes.array(node)
+        ones, zeros = (1.0,) * array.ndim, (0.0,) * array.ndim
+        level = ImageLevel(path="", array=array, scale=ones, translation=zeros)
+        return Image(place=node.place, name="", version="", axes=plain_axes(array), levels=(level,), nodes=nodes)
     ome = ome_attributes(node)
     if "multiscales" not in ome:
         raise DataError(
@@ -204,13 +207,6 @@ def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
     if not 0 <= multiscale < len(described):
         raise DataError(f"{node.place} describes {len(described)} images, but number {multiscale} was requested")
     return _read(node, ome, described[multiscale], nodes)
-
-
-def _plain_image(node: Node, nodes: Nodes) -> Image:
-    array = nodes.array(node)
-    ones, zeros = (1.0,) * array.ndim, (0.0,) * array.ndim
-    level = ImageLevel(path="", array=array, scale=ones, translation=zeros)
-    return Image(place=node.place, name="", version="", axes=plain_axes(array), levels=(level,), nodes=nodes)
 
 
 def _read(node: Node, ome: Mapping[str, Any], multiscale: Any, nodes: Nodes) -> Image:

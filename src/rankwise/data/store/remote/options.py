@@ -289,19 +289,15 @@ def _arguments(location: Location, options: RemoteOptions) -> tuple[dict[str, An
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
     }
     # a URL with http:// allows it
-    if location.root.startswith("http:") or _endpoint(location, given).startswith("http:"):
+    own = "AWS_ENDPOINT_URL_S3" if os.environ.get("AWS_ENDPOINT_URL_S3") else "AWS_ENDPOINT_URL"
+    endpoint = str(given.get("endpoint", os.environ.get(own, "") if location.kind == "s3" else ""))
+    if location.root.startswith("http:") or endpoint.startswith("http:"):
         client["allow_http"] = True
     client.update({name: value for name, value in given.items() if name in _CLIENT_OPTIONS})
     config = {name: value for name, value in given.items() if name not in _CLIENT_OPTIONS}
     if "anonymous" in config:
         config["skip_signature"] = config.pop("anonymous")
     return client, {} if location.kind in ("http", "file") else config
-
-
-def _endpoint(location: Location, given: Mapping[str, Any]) -> str:
-    if "endpoint" in given or location.kind != "s3":
-        return str(given.get("endpoint", ""))
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 
 def _frozen(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

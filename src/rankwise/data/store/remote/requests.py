@@ -130,20 +130,14 @@ def classify(error: BaseException) -> Failure:
         (kind, reason, mend) for pattern, kind, reason, mend in _MEANINGS if re.search(pattern, f"{name}: {text}")
     )
     cause = re.search(r'message: "([^"]*)"', text)
+    status, code = re.search(r"status code: (\d{3}[^:\n]*)", text), re.search(r"<Code>(\w+)</Code>", text)
+    answer = (status[1].strip() if status else "") + (f" ({code[1]})" if code else "")
     words = {
         "first": text.partition("\n")[0][:300],
-        "status": _status(text) or "access is denied",
+        "status": answer or "access is denied",  # for example "503 Service Unavailable (SlowDown)"
         "cause": f" ({cause[1]})" if cause else "",
     }
-    code = re.search(r"<Code>(\w+)</Code>", text)
     return Failure(kind, reason.format_map(words), mend if code is None else _CODE_MENDS.get(code[1], mend))
-
-
-def _status(text: str) -> str:
-    """Return "503 Service Unavailable (SlowDown)" from the text of an error."""
-    status = re.search(r"status code: (\d{3}[^:\n]*)", text)
-    code = re.search(r"<Code>(\w+)</Code>", text)
-    return (status[1].strip() if status else "") + (f" ({code[1]})" if code else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +214,9 @@ def send(store: Any, location: Location, request: ObjectRequest) -> Part:
         data = memoryview(result.bytes())
         if data.nbytes != last - first:
             raise TruncatedError(f"{data.nbytes} bytes arrived, but {last - first} were announced")
-    part = Part(data, int(meta["size"]), _version(meta))
+    # servers without entity tags: modification time and size stand for the version
+    version = str(meta["e_tag"] or f"{meta['last_modified'].isoformat()} {meta['size']}")
+    part = Part(data, int(meta["size"]), version)
     if request.etag is not None and part.etag is not None and part.etag != request.etag:
         raise ObjectChangedError(
             f"{request.url} was replaced while it was open: its version was {request.etag}, now {part.etag} "
@@ -242,11 +238,3 @@ def _options(request: ObjectRequest) -> dict[str, Any]:
     if request.etag is not None and request.etag.startswith('"'):
         options["if_match"] = request.etag
     return options
-
-
-def _version(meta: Any) -> str | None:
-    tag = meta["e_tag"]
-    if tag:
-        return str(tag)
-    # servers without entity tags: modification time and size stand for the version
-    return f"{meta['last_modified'].isoformat()} {meta['size']}"
