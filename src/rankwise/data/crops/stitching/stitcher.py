@@ -345,12 +345,7 @@ class Stitcher:
         if missing.all():
             target.record(slab)
             return
-        values = self._finished(means if self._channels is not None else means[0], missing, target.fill)
-        region: list[int | slice] = [*run.stepped, *[slice(0, size) for size in target.shape[frame.num_stepped :]]]
-        region[self._plan.sweep + (self._kept is not None)] = slice(low, high)
-        target.write(slab, tuple(region), values)
-
-    def _finished(self, means: NDArray, missing: NDArray, fill: float) -> NDArray:
+        means = means if self._channels is not None else means[0]
         values = means if self._finish is None else np.asarray(self._finish(means))
         wanted = missing.shape if self._kept is None else (self._kept, *missing.shape)
         if values.shape != wanted:
@@ -358,5 +353,7 @@ class Stitcher:
                 f"finish= returned shape {list(values.shape)} for means of {list(means.shape)}, not {list(wanted)}"
             )
         values = values.astype(self._dtype)
-        values[(..., missing) if self._kept is not None else missing] = fill
-        return values
+        values[(..., missing) if self._kept is not None else missing] = target.fill
+        region: list[int | slice] = [*run.stepped, *[slice(0, size) for size in target.shape[frame.num_stepped :]]]
+        region[self._plan.sweep + (self._kept is not None)] = slice(low, high)
+        target.write(slab, tuple(region), values)

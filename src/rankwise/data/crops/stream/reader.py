@@ -175,7 +175,10 @@ class StreamReader:
         kept = np.flatnonzero(report.valid).tolist()
         items = [work.items[row] for row in kept]
         numbers = np.array([item.number for item in items], dtype=np.int64)
-        keys = self._keys(work)[kept]
+        keys = sample_keys(self._seed, self._rank, numbers)
+        for row, item in enumerate(items):  # a sample's own key replaces f(seed, rank, number)
+            if item.sample is not None and item.sample.key is not None:
+                keys[row] = np.uint64(item.sample.key & (2**64 - 1)).view(np.int64)
         names = tuple(plan.specs)
         if self._transform is not None:
             with self._meters.time("assemble"):
@@ -191,14 +194,6 @@ class StreamReader:
             placed=placed,
             all_fill=report.all_fill,
         )
-
-    def _keys(self, work: Work) -> IntArray:
-        """Return the samples' own keys, else f(seed, rank, number)."""
-        keys = sample_keys(self._seed, self._rank, np.array([item.number for item in work.items], dtype=np.int64))
-        for row, item in enumerate(work.items):
-            if item.sample is not None and item.sample.key is not None:
-                keys[row] = np.uint64(item.sample.key & (2**64 - 1)).view(np.int64)
-        return keys
 
     def _count(self, plan: CropPlan, report: CropReport) -> None:
         decoded = report.fast_chunks + report.slow_chunks

@@ -67,7 +67,12 @@ class FastChunks:
         # by position: chunks in the cache, whose addresses keep nothing alive; and cache keys of chunks to keep
         self._held, self._keys = context.plan_cache.lookup(plan, chosen)
         self._box, self._tasks = self._tables()
-        self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
+        self._dense: DenseRows | None = None
+        if spread is not None:
+            assert plan.request.runs is not None
+            box, lengths, marks = self._box, plan.request.runs.lengths, np.zeros(len(self._box), dtype=np.uint8)
+            tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
+            self._dense = DenseRows(spread=spread, rows=box, lengths=lengths, tables=tables, marks=marks)
         # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
         # threads need no lock for them, and decoders need no interpreter lock. All are read after the crew is done.
         self._trouble: dict[int, ChunkFailure] = {}  # by position: why no decoder could begin
@@ -309,11 +314,3 @@ def _opened(facts: FileFacts, handles: HandleCache) -> OpenFile | ChunkFailure:
     except OSError as error:
         return ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error)
     return handle if handle.identity == facts.identity else ChunkFailure(REPLACED)
-
-
-def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:
-    runs = plan.request.runs
-    assert runs is not None
-    marks = np.zeros(len(box), dtype=np.uint8)
-    tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
-    return DenseRows(spread=spread, rows=box, lengths=runs.lengths, tables=tables, marks=marks)

@@ -119,7 +119,14 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
         raise UnsupportedError(f"order {document.get('order')}")
     if big_endian:
         raise UnsupportedError("big-endian")
-    return Coding(chunks, ChunkCodec(kind=_compressor(document.get("compressor"))))
+    config = document.get("compressor")
+    kind: _Kind = "raw"
+    if config is not None:
+        if type(config) is not dict or type(config.get("id")) is not str:
+            raise UnsupportedError(f"compressor {config!r}")
+        rest = {key: value for key, value in config.items() if key != "id"}
+        kind = _kind(config["id"], rest, _NUMBERED_SHUFFLES)
+    return Coding(chunks, ChunkCodec(kind=kind))
 
 
 def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
@@ -176,15 +183,6 @@ def _check_bytes(config: dict[str, Any], dtype: DType) -> None:
         return
     if endian != "little":
         raise UnsupportedError("big-endian" if endian == "big" else f"bytes of endian {endian!r}")
-
-
-def _compressor(config: Any) -> _Kind:
-    if config is None:
-        return "raw"
-    if type(config) is not dict or type(config.get("id")) is not str:
-        raise UnsupportedError(f"compressor {config!r}")
-    rest = {key: value for key, value in config.items() if key != "id"}
-    return _kind(config["id"], rest, _NUMBERED_SHUFFLES)
 
 
 def _v3_compressor(codec: dict[str, Any]) -> _Kind:

@@ -84,21 +84,17 @@ def _facts(array: Any, zarr_format: int) -> InterpretedArray:
             "store numbers (or codes and a list of categories)"
         )
     dtype = stored.newbyteorder("=")
+    fill = np.zeros((), dtype) if array.fill_value is None else np.asarray(array.fill_value)
+    if fill.ndim:  # zarr-python would read a list as booleans
+        raise UnreadableError(f"its fill value {fill.tolist()} is not one element of {dtype}")
     return InterpretedArray(
         shape=tuple(array.shape),
         chunks=tuple(array.chunks),
         files=tuple(array.shards or array.chunks),
         dtype=dtype,
-        fill_value=_fill(array.fill_value, dtype),
+        fill_value=fill.astype(dtype)[()],
         keys=_keys(array.metadata, zarr_format),
     )
-
-
-def _fill(value: Any, dtype: DType) -> Any:
-    one = np.zeros((), dtype) if value is None else np.asarray(value)
-    if one.ndim:  # zarr-python would read a list as booleans
-        raise UnreadableError(f"its fill value {one.tolist()} is not one element of {dtype}")
-    return one.astype(dtype)[()]
 
 
 def _keys(metadata: Any, zarr_format: int) -> KeyEncoding:
@@ -131,7 +127,10 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
         found = _strict_v2(document) if zarr_format == 2 else _strict_v3(document)
         coding = _strict_coding(document, found, zarr_format)
     except UnsupportedError as unusual:
-        found = _looked_up(document, zarr_format)
+        bare = {key: value for key, value in document.items() if key != "attributes"}
+        if bare.get("filters") == []:
+            bare["filters"] = None  # equivalent, but zarr-python warns
+        found = interpret(json.dumps(bare), zarr_format=zarr_format)
         coding = _coding(document, found, zarr_format, str(unusual))
     content = [document.get(key) for key in _CONTENT_KEYS[zarr_format]]
     meta = ArrayMeta(
@@ -180,14 +179,6 @@ def _strict_v2(document: Mapping[str, Any]) -> InterpretedArray:
     fill_value = fill_scalar(dtype, document["fill_value"], zarr_format=2)
     keys = KeyEncoding(prefix="", separator=_separator(document.get("dimension_separator", ".")))
     return InterpretedArray(shape, chunks, chunks, dtype, fill_value, keys)
-
-
-def _looked_up(document: Mapping[str, Any], zarr_format: int) -> InterpretedArray:
-    """Return zarr-python's interpretation of a document."""
-    bare = {key: value for key, value in document.items() if key != "attributes"}
-    if bare.get("filters") == []:
-        bare["filters"] = None  # equivalent, but zarr-python warns
-    return interpret(json.dumps(bare), zarr_format=zarr_format)
 
 
 def _strict_coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: int) -> Coding:

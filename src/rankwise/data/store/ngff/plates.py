@@ -161,13 +161,12 @@ def fields_of(node: Node, nodes: Nodes) -> tuple[Field, ...]:
     """
     where = f"the well {node.place}"
     well = take(dict(ome_attributes(node)), "well", dict, where)
-    return tuple(_field(one, node, nodes, where) for one in take_list(well, "images", where))
-
-
-def _field(found: Any, node: Node, nodes: Nodes, where: str) -> Field:
-    path = _path(take(found, "path", str, f"an image of {where}"), where)
-    acquisition = take(found, "acquisition", (int, type(None)), f"an image of {where}", default=None)
-    return Field(path=path, place=f"{node.place}/{path}", acquisition=acquisition, nodes=nodes)
+    fields = []
+    for found in take_list(well, "images", where):
+        path = _path(take(found, "path", str, f"an image of {where}"), where)
+        acquisition = take(found, "acquisition", (int, type(None)), f"an image of {where}", default=None)
+        fields.append(Field(path=path, place=f"{node.place}/{path}", acquisition=acquisition, nodes=nodes))
+    return tuple(fields)
 
 
 def _well(found: Any, node: Node, rows: tuple[str, ...], columns: tuple[str, ...], nodes: Nodes) -> Well:
