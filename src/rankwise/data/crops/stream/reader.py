@@ -146,7 +146,18 @@ class StreamReader:
         out_bytes = sample_bytes(plan.specs) * plan.num_samples
         with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes):
             report = plan.read(into)
-        self._count(plan, report)
+        decoded = report.fast_chunks + report.slow_chunks
+        self._meters.add(
+            chunks_planned=plan.num_chunks,
+            chunks_to_load=max(0, plan.num_chunks - report.cached_chunks),
+            chunks_dispatched=decoded,
+            reads_issued=decoded,
+            fast_chunks=report.fast_chunks,
+            slow_chunks=report.slow_chunks,
+            cached_chunks=report.cached_chunks,
+            fill_chunks=report.fill_chunks,
+            wanted_bytes=plan.wanted_bytes,
+        )
         results = self._judged(report.errors)
         if not report.valid.any():
             return results
@@ -193,20 +204,6 @@ class StreamReader:
             buffer=buffer,
             placed=placed,
             all_fill=report.all_fill,
-        )
-
-    def _count(self, plan: CropPlan, report: CropReport) -> None:
-        decoded = report.fast_chunks + report.slow_chunks
-        self._meters.add(
-            chunks_planned=plan.num_chunks,
-            chunks_to_load=max(0, plan.num_chunks - report.cached_chunks),
-            chunks_dispatched=decoded,
-            reads_issued=decoded,
-            fast_chunks=report.fast_chunks,
-            slow_chunks=report.slow_chunks,
-            cached_chunks=report.cached_chunks,
-            fill_chunks=report.fill_chunks,
-            wanted_bytes=plan.wanted_bytes,
         )
 
 

@@ -232,20 +232,17 @@ class _Search:
         try:
             content = read_location(location, self.nodes)
             if content.ref is not None and content.node is not None:
-                self._open(content.ref, content.node)
+                image = image_of(content.node, self.nodes)
+                for name in image.labels() if content.ref.kind == "image" else ():
+                    try:
+                        image.label(name)
+                    except DataError as error:  # the image is usable without it
+                        self.bad[f"{content.ref.place}/labels/{name}"] = str(error)
                 self.refs.append((key, content.ref))
         except DataError as error:
             self.bad[location.ref.place] = str(error)
             return []
         return content.more
-
-    def _open(self, ref: ImageRef, node: Node) -> None:
-        image = image_of(node, self.nodes)
-        for name in image.labels() if ref.kind == "image" else ():
-            try:
-                image.label(name)
-            except DataError as error:  # the image is usable without it
-                self.bad[f"{ref.place}/labels/{name}"] = str(error)
 
 
 def build_catalogue(

@@ -212,7 +212,11 @@ def _decoded(tasks: ChunkTasks, chunk: int, size: int) -> Any:
     if kind == codes.KIND_BLOSC:
         _check_blosc(frame, size)
     elif kind == codes.KIND_LZ4:
-        _check_lz4(frame, size)
+        if length <= 4:
+            raise _ChunkError(codes.BAD_FRAME)
+        says = int.from_bytes(bytes(frame[:4]), "little", signed=True)
+        if says != size:
+            raise _ChunkError(codes.WRONG_SIZE, says)
     else:
         _check_zstd(frame, size)
     return _whole(kind, frame, size)
@@ -262,14 +266,6 @@ def _check_zstd(frame: Any, size: int) -> None:
     says = int.from_bytes(head[begin : begin + width], "little") + (256 if flag == 1 else 0)
     if says > size:
         raise _ChunkError(codes.WRONG_SIZE, min(says, 2**63 - 1))
-
-
-def _check_lz4(frame: Any, size: int) -> None:
-    if len(frame) <= 4:
-        raise _ChunkError(codes.BAD_FRAME)
-    says = int(np.frombuffer(frame, dtype="<i4", count=1)[0])
-    if says != size:
-        raise _ChunkError(codes.WRONG_SIZE, says)
 
 
 def _read(fd: int, offset: int, length: int) -> bytes:

@@ -113,8 +113,11 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
     Raises:
         UnsupportedError: our decoders do not support it.
     """
-    if document.get("filters") not in (None, []):
-        raise UnsupportedError(f"filter {_ids(document['filters'])}")
+    filters = document.get("filters")
+    if filters not in (None, []):
+        listed = filters if type(filters) is list else [filters]
+        ids = [str(part.get("id")) if type(part) is dict else repr(part) for part in listed]
+        raise UnsupportedError(f"filter {', '.join(ids)}")
     if document.get("order") != "C" and len(chunks) > 1:
         raise UnsupportedError(f"order {document.get('order')}")
     if big_endian:
@@ -173,7 +176,13 @@ def _chain(codecs: Any, dtype: DType) -> _Kind:
         return "raw"
     if len(parts) > 2:
         raise UnsupportedError(" then ".join(names[1:]))
-    return _v3_compressor(codecs[1])
+    name, config = parts[1]
+    plain = name.removeprefix("numcodecs.")  # the compressors of version 2
+    if name == "lz4" or plain not in _SETTINGS:
+        raise UnsupportedError(plain)
+    if "configuration" not in codecs[1]:
+        raise UnsupportedError(f"{name} without a configuration")
+    return _kind(plain, config, _SHUFFLES if plain == name else _NUMBERED_SHUFFLES)
 
 
 def _check_bytes(config: dict[str, Any], dtype: DType) -> None:
@@ -183,16 +192,6 @@ def _check_bytes(config: dict[str, Any], dtype: DType) -> None:
         return
     if endian != "little":
         raise UnsupportedError("big-endian" if endian == "big" else f"bytes of endian {endian!r}")
-
-
-def _v3_compressor(codec: dict[str, Any]) -> _Kind:
-    name, config = named(codec, "codec")
-    plain = name.removeprefix("numcodecs.")  # the compressors of version 2
-    if name == "lz4" or plain not in _SETTINGS:
-        raise UnsupportedError(plain)
-    if "configuration" not in codec:
-        raise UnsupportedError(f"{name} without a configuration")
-    return _kind(plain, config, _SHUFFLES if plain == name else _NUMBERED_SHUFFLES)
 
 
 def _kind(name: str, config: dict[str, Any], shuffles: tuple[Any, ...]) -> _Kind:
@@ -217,12 +216,6 @@ def _listed(codecs: Any) -> list[Any]:
     if type(codecs) is not list or not codecs:
         raise UnsupportedError(f"codecs {codecs!r}")
     return codecs
-
-
-def _ids(filters: Any) -> str:
-    if type(filters) is not list:
-        return repr(filters)
-    return ", ".join(str(part.get("id")) if type(part) is dict else repr(part) for part in filters)
 
 
 CORE = {

@@ -233,7 +233,13 @@ def _levels(node: Node, multiscale: Any, axes: tuple[Axis, ...], nodes: Nodes) -
     levels = [_level(node, dataset, of_all, axes, nodes) for dataset in datasets]
     if any("coordinateTransformations" in dataset for dataset in datasets):
         return tuple(levels)
-    return _relative(levels)
+    # versions before 0.4 have none: scales follow from the shapes, relative to the finest level
+    first = levels[0].array.shape
+    scales = [
+        tuple(s * fine / max(1, own) for s, fine, own in zip(level.scale, first, level.array.shape, strict=True))
+        for level in levels
+    ]
+    return tuple(replace(level, scale=scale) for level, scale in zip(levels, scales, strict=True))
 
 
 def _level(node: Node, dataset: Any, of_all: Any, axes: tuple[Axis, ...], nodes: Nodes) -> ImageLevel:
@@ -262,20 +268,6 @@ def _below(node: Node, path: str, nodes: Nodes) -> Node | None:
         return nodes.node(f"{node.place}/{path}")
     inner = nodes.inside(node.place, node).get(name)
     return _below(inner, rest, nodes) if rest and inner is not None else inner
-
-
-def _relative(levels: list[ImageLevel]) -> tuple[ImageLevel, ...]:
-    """Derive scales from the shapes, relative to the finest level; for versions before 0.4, which have none."""
-    first = levels[0].array.shape
-    return tuple(
-        replace(
-            level,
-            scale=tuple(
-                s * fine / max(1, own) for s, fine, own in zip(level.scale, first, level.array.shape, strict=True)
-            ),
-        )
-        for level in levels
-    )
 
 
 def _channels(ome: Mapping[str, Any], place: str) -> tuple[str, ...]:

@@ -238,7 +238,10 @@ def open_store(location: Location, options: RemoteOptions) -> Any:
     client, config = _arguments(location, options)
     # what stores read there; a user may fix it in a running notebook
     environment = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
-    key = (location.root, options.retry_deadline_s, *map(_frozen, (client, config, environment)))
+    parts = [
+        repr(sorted((name, repr(value)) for name, value in part.items())) for part in (client, config, environment)
+    ]
+    key = (location.root, options.retry_deadline_s, *parts)
     with _lock:
         if key in _stores:
             _stores.move_to_end(key)
@@ -298,7 +301,3 @@ def _arguments(location: Location, options: RemoteOptions) -> tuple[dict[str, An
     if "anonymous" in config:
         config["skip_signature"] = config.pop("anonymous")
     return client, {} if location.kind in ("http", "file") else config
-
-
-def _frozen(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, repr(value)) for name, value in values.items()))

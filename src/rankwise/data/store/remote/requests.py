@@ -205,11 +205,21 @@ def send(store: Any, location: Location, request: ObjectRequest) -> Part:
     """
     import obstore
 
+    options: dict[str, Any] = {}
+    if request.start < 0:
+        options["range"] = {"suffix": -request.start}
+    elif request.length is not None:
+        options["range"] = (request.start, request.start + request.length)
+    elif request.start > 0:
+        options["range"] = {"offset": request.start}
+    # a weak tag never matches here (RFC 9110, 13.1.1); it is compared with that of the answer
+    if request.etag is not None and request.etag.startswith('"'):
+        options["if_match"] = request.etag
     if request.what == "size":
         meta = obstore.head(store, location.path)
         data = memoryview(b"")
     else:
-        result = obstore.get(store, location.path, options=_options(request))  # type: ignore[arg-type]
+        result = obstore.get(store, location.path, options=options)  # type: ignore[arg-type]
         meta, (first, last) = result.meta, result.range
         data = memoryview(result.bytes())
         if data.nbytes != last - first:
@@ -224,17 +234,3 @@ def send(store: Any, location: Location, request: ObjectRequest) -> Part:
             url=request.url,
         )
     return part
-
-
-def _options(request: ObjectRequest) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if request.start < 0:
-        options["range"] = {"suffix": -request.start}
-    elif request.length is not None:
-        options["range"] = (request.start, request.start + request.length)
-    elif request.start > 0:
-        options["range"] = {"offset": request.start}
-    # a weak tag never matches here (RFC 9110, 13.1.1); it is compared with that of the answer
-    if request.etag is not None and request.etag.startswith('"'):
-        options["if_match"] = request.etag
-    return options
