@@ -89,21 +89,22 @@ def shares(
     offsets, ids = step.members.run(low, high)
     positions = step.start + offsets
     weights = (offsets < step.count).astype(np.float64) if step.size > step.count else None
-    cuts = [micro * len(ids) // num_micro for micro in range(num_micro + 1)]
-    return tuple(
-        Share(
+    made = []
+    for micro in range(num_micro):
+        part = slice(micro * len(ids) // num_micro, (micro + 1) * len(ids) // num_micro)
+        share = Share(
             step=step,
             micro=micro,
             num_micro=num_micro,
             rank=rank,
             world_size=world_size,
-            positions=positions[low:high],
-            ids=ids[low:high],
-            weights=None if weights is None else weights[low:high],
+            positions=positions[part],
+            ids=ids[part],
+            weights=None if weights is None else weights[part],
             speeds=None if speeds is None else tuple(speeds),
         )
-        for micro, (low, high) in enumerate(itertools.pairwise(cuts))
-    )
+        made.append(share)
+    return tuple(made)
 
 
 def smallest_share(share: Share) -> int:

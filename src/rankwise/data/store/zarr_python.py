@@ -45,6 +45,20 @@ def load_zarr() -> ModuleType:
     return zarr
 
 
+def open_document(text: str, *, zarr_format: Any) -> Any:
+    """Return the array that the text of a zarr.json or .zarray describes, without chunks.
+
+    Raises:
+        MissingExtraError: zarr is not installed.
+    """
+    zarr = load_zarr()
+    name = ".zarray" if zarr_format == 2 else "zarr.json"
+    with plain_codecs(zarr):
+        content = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(text.encode())
+        store = zarr.storage.MemoryStore({name: content})
+        return zarr.open_array(store, mode="r", zarr_format=zarr_format)
+
+
 def require_codecs() -> None:
     """Raise an error if numcodecs is not installed; imports nothing.
 

@@ -170,9 +170,11 @@ class ChunkTasks:
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
-        tables = [getattr(self, name) for name in TASK_FIELDS] + [getattr(self.layout, name) for name in LAYOUT_FIELDS]
-        addresses = [0 if table is None else address_of(table) for table in tables]
-        object.__setattr__(self, "addresses", np.array(addresses, dtype=np.int64))
+        addresses = np.zeros(len(TASK_FIELDS) + len(LAYOUT_FIELDS), dtype=np.int64)
+        for at, name in enumerate(TASK_FIELDS + LAYOUT_FIELDS):
+            table = getattr(self if at < len(TASK_FIELDS) else self.layout, name)
+            addresses[at] = 0 if table is None else address_of(table)
+        object.__setattr__(self, "addresses", addresses)
 
     def __len__(self) -> int:
         return len(self.fd)

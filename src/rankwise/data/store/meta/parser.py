@@ -36,8 +36,8 @@ from rankwise.data.store.meta.codecs import (
 )
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
-from rankwise.data.store.zarr_python import load_zarr, plain_codecs
-from rankwise.errors import DataError
+from rankwise.data.store.zarr_python import open_document
+from rankwise.errors import DataError, MissingExtraError
 
 
 class InterpretedArray(NamedTuple):
@@ -62,15 +62,9 @@ def interpret(text: str, *, zarr_format: int) -> InterpretedArray:
         UnreadableError: it rejects the document, or its elements cannot form batches.
         MissingExtraError: zarr is not installed.
     """
-    zarr = load_zarr()
-    name = ".zarray" if zarr_format == 2 else "zarr.json"
     try:
-        with plain_codecs(zarr):
-            content = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(text.encode())
-            store = zarr.storage.MemoryStore({name: content})
-            array = zarr.open_array(store, mode="r", zarr_format=zarr_format)
-            return _facts(array, zarr_format)
-    except (MemoryError, UnreadableError):
+        return _facts(open_document(text, zarr_format=zarr_format), zarr_format)
+    except (MemoryError, UnreadableError, MissingExtraError):
         raise
     except Exception as error:  # any error of a codec, dtype or grid
         raise UnreadableError(f"{type(error).__name__}: {str(error).rstrip('.')}") from error
