@@ -247,7 +247,10 @@ def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
         names = ", ".join(each.name for each in image.axes)
         raise _unread(crop, number, f"it has no axis of channels (its axes: {names}): omit channel=")
     if len(start) + 1 != array.ndim:
-        why = f"with channel= it has the {array.ndim - 1} axes of {list(array.shape)} but axis {axis}, not {len(start)}"
+        shape = list(array.shape)
+        why = (
+            f"with channel= a box has {array.ndim - 1} axes (those of shape {shape} but axis {axis}), not {len(start)}"
+        )
         raise _unread(crop, number, why, RankMismatch)
     wanted = crop.channel if isinstance(crop.channel, tuple) else (crop.channel,)
     try:

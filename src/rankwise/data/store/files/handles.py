@@ -10,7 +10,6 @@ import weakref
 from collections import OrderedDict
 from pathlib import Path
 
-from rankwise._process.forks import fork_gate
 from rankwise.errors import DataError
 
 _RESERVED = 64  # for sockets, logs, libraries and other files of the process
@@ -145,7 +144,9 @@ class HandleCache:
 
 _FEWEST = 4  # files that a cache keeps open however few the process may open
 _CACHES: weakref.WeakSet[HandleCache] = weakref.WeakSet()  # of this process
-_CACHES_LOCK = fork_gate()  # guards the set; no other lock is taken under it
+_CACHES_LOCK = threading.Lock()  # guards the set; no other lock is taken under it
+if hasattr(os, "register_at_fork"):  # another thread may hold it during a fork
+    os.register_at_fork(after_in_child=_CACHES_LOCK._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _opened(path: str) -> OpenFile:
