@@ -74,7 +74,7 @@ class Door:
 def test_what_another_thread_has_set_is_not_taken_for_the_programs_own(monkeypatch):
     """Who comes while another thread is inside still has the plain codecs when that one has left."""
     arrived, left = threading.Event(), threading.Event()
-    monkeypatch.setattr(zarr_python._config_lock, "lock", Door(arrived))
+    monkeypatch.setattr(zarr_python, "_config_lock", Door(arrived))
 
     def second():
         with plain_codecs(zarr):

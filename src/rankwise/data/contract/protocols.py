@@ -26,17 +26,14 @@ class Grid(Protocol):
     @property
     def lanes(self) -> int:
         """Number of lanes. Each is a separate stretch of the samples; a step takes samples from all of them."""
-        ...
 
     @property
     def window(self) -> int:
         """Number of chunks of a lane that are mixed together."""
-        ...
 
     @property
     def chunk_samples(self) -> int:
         """Number of neighbouring samples that one chunk holds; a window mixes the samples of its chunks."""
-        ...
 
 
 @runtime_checkable
@@ -49,58 +46,46 @@ class Order(Protocol):
     @property
     def recipe(self) -> str:
         """The parameters that decide the order: equal recipes and seeds give equal epochs."""
-        ...
 
     @property
     def batch_size(self) -> int:
         """Most samples of a step, over all ranks."""
-        ...
 
     def start(self, epoch: int = 0) -> OrderState:
         """Return the state before the first step of an epoch."""
-        ...
 
     def num_samples(self, epoch: int) -> int:
         """Return how many samples an epoch yields."""
-        ...
 
     def num_steps(self, state: OrderState) -> int:
         """Return how many steps are left in the epoch of `state`."""
-        ...
 
     def step(self, state: OrderState) -> Step:
         """Return the step that begins at `state`; at the end of an epoch the first step of the next one. Pure."""
-        ...
 
     @property
     def samples(self) -> int | None:
         """Number of samples in the data, yielded or not; None = it serves data of any size."""
-        ...
 
     @property
     def kind(self) -> str:
         """Kind of order: "shuffle", or "sequential" for samples in the order of their numbers."""
-        ...
 
     @property
     def remainder(self) -> str:
         """What happens to a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
-        ...
 
     @property
     def grid(self) -> Grid | None:
         """Its lanes and windows; None = it has none."""
-        ...
 
     @property
     def fingerprint(self) -> str | None:
         """Fingerprint of the data that it was made for; None = any data with as many samples."""
-        ...
 
     @property
     def draw(self) -> Any:
         """How its samples are drawn, see `Samples.draw_options`; None = they are not drawn."""
-        ...
 
     def resumed(self, state: OrderState) -> Self:
         """Return the order that continues a saved state: this one, unless it derived parameters from the batch size.
@@ -108,7 +93,6 @@ class Order(Protocol):
         Raises:
             ConfigError: the saved order differs in anything else.
         """
-        ...
 
 
 class Plan(Protocol):
@@ -117,27 +101,22 @@ class Plan(Protocol):
     @property
     def share(self) -> Share:
         """The share to read."""
-        ...
 
     @property
     def num_chunks(self) -> int:
         """Number of distinct chunks it reads."""
-        ...
 
     @property
     def read_bytes(self) -> int:
         """Bytes to read from the store, as far as metadata say."""
-        ...
 
     @property
     def decode_bytes(self) -> int:
         """Bytes to decode."""
-        ...
 
     @property
     def capacity(self) -> Mapping[str, int]:
         """For each ragged field, the largest number of values that the batch can have."""
-        ...
 
 
 class BatchBuffer(Protocol):
@@ -145,11 +124,9 @@ class BatchBuffer(Protocol):
 
     def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
         """Make room for `num_samples` samples of `specs` (and `capacity` values of each ragged field)."""
-        ...
 
     def arrays(self, field: str) -> tuple[NDArray, ...]:
         """Return the arrays of a field, batch axis first: one if dense; data, indices, indptr if ragged."""
-        ...
 
 
 class Samples(Protocol):
@@ -158,27 +135,22 @@ class Samples(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hash of the content's metadata: equal for a copy at another path, different for other data."""
-        ...
 
     @property
     def num_samples(self) -> int:
         """Number of samples."""
-        ...
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of a sample by name."""
-        ...
 
     @property
     def locality(self) -> Locality:
         """What neighbouring samples share, from metadata alone; decides lanes, windows and prefetch depth."""
-        ...
 
     @property
     def draw_options(self) -> Any:
         """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = not drawn."""
-        ...
 
     def drawn(self, *args: Any, **options: Any) -> Samples:
         """Return draws of these samples, for ``Order(balance=, weights=, mix=, num_samples=, together=)``.
@@ -186,7 +158,6 @@ class Samples(Protocol):
         Raises:
             ConfigError: they cannot be drawn, or not with these arguments.
         """
-        ...
 
 
 class Source(Samples, Protocol):
@@ -197,24 +168,19 @@ class Source(Samples, Protocol):
 
     def plan(self, share: Share) -> Plan:
         """Return the plan for reading `share`. Thread-safe; reads metadata only."""
-        ...
 
     def read(self, plan: Any, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer. Thread-safe."""
-        ...
 
     @property
     def stateless(self) -> bool:
         """Whether the content depends on the share alone: loaders may then read before an epoch is asked for."""
-        ...
 
     def hint(self, plan: Any) -> None:
         """Tell the system that `plan` will be read soon. Thread-safe; may do nothing."""
-        ...
 
     def close(self) -> None:
         """Close threads and files. Reading again reopens them."""
-        ...
 
     def select(self, fields: Sequence[str]) -> Source:
         """Return a source with some of the fields.
@@ -222,7 +188,6 @@ class Source(Samples, Protocol):
         Raises:
             ConfigError: there is no such field, or the source cannot select fields.
         """
-        ...
 
     def bound_to(self, order: Order) -> Source:
         """Return the samples that an order counts: these, or draws of them if the order was made for draws.
@@ -230,11 +195,9 @@ class Source(Samples, Protocol):
         Raises:
             ConfigError: the order was made for other samples, or for other draws.
         """
-        ...
 
     def fused_with(self, batch_transform: Any) -> Source | None:
         """Return a source that applies a batch transform while it reads; None = not supported."""
-        ...
 
 
 class Batch(Protocol):
@@ -246,31 +209,25 @@ class Batch(Protocol):
     @property
     def share(self) -> Share:
         """Which samples it holds."""
-        ...
 
     @property
     def ids(self) -> IntArray:
         """int64[B]: sample ids."""
-        ...
 
     @property
     def key(self) -> IntArray:
         """int64[B]: f(seed, epoch, sample), for transforms that are equal at any world size."""
-        ...
 
     @property
     def count(self) -> int:
         """Real samples that arrived: neither padding nor skipped."""
-        ...
 
     @property
     def resume(self) -> OrderState:
         """The state after the step that this batch belongs to."""
-        ...
 
     def __getitem__(self, field: str) -> Any:
         """Return a field, batch axis first."""
-        ...
 
     def stand_in(self) -> Batch:
         """Return a picklable batch of two samples that owns its memory: the first one twice, or zeros if there is none.
@@ -278,11 +235,9 @@ class Batch(Protocol):
         A rank without samples uses it to take part in the forward and backward pass. It has two samples because layers
         with batch statistics reject a single one.
         """
-        ...
 
     def release(self, event: Any = None) -> None:
         """Give the memory back: at once, or when `event` (CUDA event, JAX array) is done. Calling it twice is fine."""
-        ...
 
     def __enter__(self) -> Self: ...
 
@@ -334,12 +289,9 @@ class Stateful(Protocol):
     @property
     def scope(self) -> Literal["replicated", "sharded", "reduced", "rederived"]:
         """How to treat the state at another world size."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: a tree of tensors, arrays, numbers, strings and None."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        ...

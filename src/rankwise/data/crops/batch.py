@@ -72,7 +72,6 @@ class Batch(NamedFields):
         return f"Batch({self.batch_id}, samples={len(self)}: {what})"
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self.samples)
 
     @property

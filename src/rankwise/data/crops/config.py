@@ -93,9 +93,7 @@ class Field:
     Attributes:
         sample_shape: extent of one sample of the field, in stored axis order.
         dtype: dtype in the batch; the arrays' own unless given.
-        pad: see `Config`.
-        normalise: see `Config`.
-        mask: see `Config`.
+        pad, normalise, mask: see `Config`.
     """
 
     sample_shape: tuple[int, ...]
@@ -151,13 +149,11 @@ class Config:
             Chunks of local files are read one by one, directly into the buffer from which they are decoded.
         host_buffer_waves: batch buffers, 2 to 8: those being read, ready, and held by the consumer. Fewer are
             used if the memory limits allow no more.
-        max_chunks_per_wave: for GPU decoding only.
-        max_substreams_per_chunk: for GPU decoding only.
+        max_chunks_per_wave, max_substreams_per_chunk, n_chunk_layout_cache: for GPU decoding only.
         n_io_threads: threads that read and decode, 1 to 1024; None = the cores that this rank may use.
         metadata_io_concurrency: arrays that are opened at the same time, 1 to 4096.
         n_array_meta_cache: number of arrays whose metadata are kept.
         n_shard_index_cache: shard indexes kept; None = 64 MiB of them.
-        n_chunk_layout_cache: for GPU decoding only.
         max_shards_per_sample: most files that one box may need. None = any number.
         device: number of a CUDA device, "cpu", "cuda:1" or another device of torch, "numpy" for NumPy arrays; None =
             the world's device (NumPy arrays without torch).
@@ -256,18 +252,14 @@ def _checked(config: Config) -> dict[str, Any]:
     values["sample_shape"] = _shape(config.sample_shape, "sample_shape")
     values["dtype"] = parse_dtype(config.dtype)
     values["seed"] = whole_number("seed", config.seed, error=InvalidArgument)
-    values["fields"] = _fields(config.fields)
+    if not isinstance(config.fields, Mapping) or not all(isinstance(each, Field) for each in config.fields.values()):
+        raise InvalidArgument(f"fields= must map names to Field(sample_shape=...); got {config.fields!r:.120}")
+    values["fields"] = dict(config.fields)
     values["numa_strategy"] = chosen_strategy(config.numa_strategy, values["numa_node"])
     _check_fields(config, values["dtype"])
     _check_sizes(values)
     _check_choices(config)
     return values
-
-
-def _fields(fields: Any) -> dict[str, Field]:
-    if not isinstance(fields, Mapping) or not all(isinstance(each, Field) for each in fields.values()):
-        raise InvalidArgument(f"fields= must map names to Field(sample_shape=...); got {fields!r:.120}")
-    return dict(fields)
 
 
 def _whole(config: Config, name: str) -> int | None:

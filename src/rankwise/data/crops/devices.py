@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import enum
+import functools
 import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.store.files.handles import system_file_limit, warn_few_handles
 from rankwise.errors import MissingExtraError
 from rankwise.launch.hardware import num_usable_cores, read_topology
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rankwise.crops")
 _PCI = Path("/sys/bus/pci/devices")
-
-_said: set[tuple[object, ...]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +64,7 @@ class RankPlace:
             InvalidArgument: there is no such strategy, or it does not allow this node.
         """
         cores = cores_here(chosen_strategy(strategy, node), node, device_node=self._numa_node)
-        return partial(pin_thread, cores)
+        return functools.partial(pin_thread, cores)
 
     @property
     def _numa_node(self) -> int:
@@ -81,21 +78,6 @@ class RankPlace:
         if min(parts) < 0:
             return -1  # this torch version does not provide it
         return gpu_node(f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0")
-
-    def warn_few_handles(self, count: Callable[[], int], *, capacity: int) -> None:
-        """Warn on the main rank if a rank reads from more files at a time than it may keep open; only there it counts.
-
-        Args:
-            count: returns the number of files at a time.
-            capacity: how many files stay open.
-        """
-        if self.rank == 0:
-            warn_few_handles(
-                wanted=count(),
-                capacity=capacity,
-                local_ranks=self.local_ranks,
-                system_limit=system_file_limit(),
-            )
 
 
 def bind_device(
@@ -239,22 +221,19 @@ def _cross_check(index: int, wanted: object, environ: Mapping[str, str], cuda: C
     local = environ.get("LOCAL_RANK", "")
     if local.isdecimal() and int(local) != index and cuda.count > 1:
         _warn_once(
-            ("rank", local, index),
             f"LOCAL_RANK is {local} but the pipeline feeds CUDA device {index}: other ranks may feed it too; pass "
             "device=local_rank, or omit device= inside rankwise.bind()",
         )
     elif not local and not explicit and cuda.count > 1:
         _warn_once(
-            ("count", cuda.count, index),
             f"this process sees {cuda.count} CUDA devices, but none was chosen: the pipeline feeds device {index}; "
             "set Config(device=...)",
         )
 
 
-def _warn_once(key: tuple[object, ...], text: str) -> None:
-    if key not in _said:
-        _said.add(key)
-        warnings.warn(text, UserWarning, stacklevel=5)
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=5)
 
 
 class NumaStrategy(enum.IntEnum):

@@ -116,20 +116,19 @@ class CropField:
         rule = self.normalise
         if rule is None or isinstance(rule, Scaling):
             return rule
-        found = _nearest(rule, array.place) if isinstance(rule, Mapping) else rule(array)
+        if isinstance(rule, Mapping):  # by the array, else by the nearest group above it
+            place = array.place
+            while place and place not in rule:
+                place = place.rpartition("/")[0]
+            found = rule.get(place)
+        else:
+            found = rule(array)
         if not isinstance(found, Scaling):
             raise ConfigError(
                 f"normalise= needs a Scaling for every array; for {array.place} it has "
                 f"{'none' if found is None else repr(found)}"
             )
         return found
-
-
-def _nearest(rule: Mapping[str, Scaling], place: str) -> Scaling | None:
-    """Return the entry for a place, else for the nearest group above it."""
-    while place and place not in rule:
-        place = place.rpartition("/")[0]
-    return rule.get(place)
 
 
 def field_specs(fields: Mapping[str, CropField]) -> dict[str, FieldSpec]:

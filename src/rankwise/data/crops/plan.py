@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.data.contract import BatchBuffer, BoolArray, FieldSpec, IntArray, NDArray, ReadReport, Share
 from rankwise.data.crops.exceptions import DamacyError, DecodeError, StorageError, sample_error
 from rankwise.data.crops.fields import MASK_SUFFIX, CropField, FieldBoxes, column_specs, field_specs, unreadable
-from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest
+from rankwise.data.store.boxes import BoxReport, BoxRequest
 from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
@@ -262,7 +262,17 @@ def _combined(plan: CropPlan, reports: Sequence[BoxReport]) -> CropReport:
         for error in report.errors:
             row = job.first + error.box // job.per_sample
             if row not in errors:
-                errors[row] = _read_error(error, job, int(plan.ids[row]))
+                request = job.boxes.request
+                starts = request.starts[error.box].tolist()
+                errors[row] = sample_error(
+                    DecodeError if error.damage else StorageError,
+                    str(error.error),
+                    uri=request.arrays[int(request.which[error.box])].place,
+                    aabb=tuple((start, start + extent) for start, extent in zip(starts, request.shape, strict=True)),
+                    sample=int(plan.ids[row]),
+                    place=error.place,
+                )
+                errors[row].__cause__ = error.error
         per_sample = report.fill_boxes.reshape(job.stop - job.first, job.per_sample)
         fill[job.first : job.stop] &= per_sample.all(axis=1)
     valid = np.ones(plan.num_samples, dtype=np.bool_)
@@ -276,18 +286,3 @@ def _combined(plan: CropPlan, reports: Sequence[BoxReport]) -> CropReport:
         slow_chunks=sum(report.slow_chunks for report in reports),
         cached_chunks=sum(report.cached_chunks for report in reports),
     )
-
-
-def _read_error(error: BoxError, job: FieldJob, sample: int) -> DamacyError:
-    request = job.boxes.request
-    starts = request.starts[error.box].tolist()
-    made = sample_error(
-        DecodeError if error.damage else StorageError,
-        str(error.error),
-        uri=request.arrays[int(request.which[error.box])].place,
-        aabb=tuple((start, start + extent) for start, extent in zip(starts, request.shape, strict=True)),
-        sample=sample,
-        place=error.place,
-    )
-    made.__cause__ = error.error
-    return made

@@ -71,10 +71,7 @@ class Sample(Crop):
     """One sample: a box of one array, and its additional data. Hashable; equal samples read the same voxels.
 
     Attributes:
-        uri: see `Crop`.
-        aabb: see `Crop`.
-        level: see `Crop`.
-        channel: see `Crop`.
+        uri, aabb, level, channel: see `Crop`.
         also: boxes for the further fields of the configuration, by their names, for example a label volume.
         label: a number, a text, or a (nested) sequence of numbers; batches stack them to ``batch.labels``.
         meta: any object; returned in ``batch.meta``. Ignored when samples are compared.

@@ -51,11 +51,9 @@ class Stats:
     Attributes:
         pull: in the pushed iterables.
         plan: from samples to byte ranges, including the wait for arrays to be opened.
-        io: always 0: reads happen inside `decode`.
+        io, post_decode, decode_gap: always 0: reads and casts happen inside `decode`.
         input_transfer: starting the copy to the device.
         decode: read, decode, crop, cast, scale; in: encoded bytes, out: bytes of the batch.
-        post_decode: always 0.
-        decode_gap: always 0.
         assemble: `transform=`.
         bind_wait: the reader waits for a free batch buffer.
         pop_wait: the consumer waits for a batch.
@@ -73,7 +71,7 @@ class Stats:
         fill_chunks: chunks that are not in the store, read as the fill value.
         reads_issued: the same as `chunks_dispatched`; neighbouring ones may have been read in one go.
         retries: reads that were repeated after storage errors.
-        worker_steps: always 0.
+        worker_steps, chunk_layout_hits, chunk_layout_misses: always 0.
         read_bytes: encoded bytes read.
         decoded_bytes: bytes decoded.
         wanted_bytes: bytes of the crops themselves, as stored.
@@ -82,10 +80,7 @@ class Stats:
         array_meta: arrays opened, and delays injected.
         shard_index_hits: look-ups of a file's shard index (or size) answered from memory.
         shard_index_misses: look-ups that had to be read.
-        chunk_layout_hits: always 0.
-        chunk_layout_misses: always 0.
-        metadata_latency_stat_ops: always 0: delays apply to the opening of arrays.
-        metadata_latency_submit_ops: always 0.
+        metadata_latency_stat_ops, metadata_latency_submit_ops: always 0: delays apply to the opening of arrays.
         fill_batches: batches without any voxel that was ever written.
     """
 

@@ -285,7 +285,6 @@ class BoxRequest:
         return (len(self), *self.shape) if self.runs is None else (self.runs.num_rows, *self.shape[1:])
 
     def __len__(self) -> int:
-        """Number of boxes."""
         return len(self.which)
 
 

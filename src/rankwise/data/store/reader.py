@@ -12,12 +12,13 @@ from rankwise.data.contract import BoolArray, DType, NDArray, whole_number
 from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.decode.dense_rows import Spread
+from rankwise.data.store.decode.kernel import is_castable
 from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import warn_arrays
 from rankwise.data.store.execution.reads import read_plans, spread_rows
 from rankwise.data.store.execution.slow import AdoptedArrays
 from rankwise.data.store.execution.threads import reading_threads
-from rankwise.data.store.files.handles import local_size
+from rankwise.data.store.files.handles import local_size, system_file_limit, warn_few_handles
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.planner import BoxPlan, make_plan
 from rankwise.data.store.remote import RemoteOptions, RemoteStats
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import zarr
 
 Keep: TypeAlias = Literal["repeats", "all"]
+_ITEMSIZES = (1, 2, 4, 8)  # bytes of the elements of dense rows
 
 
 class BoxReader:
@@ -103,6 +105,11 @@ class BoxReader:
     def max_open_files(self) -> int:
         """Number of files to keep open."""
         return self._context.handles.capacity
+
+    def warn_few_handles(self, wanted: int, *, local_ranks: int) -> None:
+        """Warn if each of some ranks of a machine reads from more files at a time than its reader keeps open."""
+        limit = system_file_limit()
+        warn_few_handles(wanted=wanted, capacity=self.max_open_files, local_ranks=local_ranks, system_limit=limit)
 
     @property
     def remote_stats(self) -> RemoteStats:
@@ -195,7 +202,12 @@ class BoxReader:
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
         """Return whether `spread` supports runs of these arrays with one axis, as elements of a dtype."""
-        return self._context.spreads(arrays, dtype)
+        if not hasattr(self._context.decoder, "spread") or dtype.itemsize not in _ITEMSIZES:
+            return False
+        return all(
+            array.ndim == 1 and array.codec.kind != "zarr" and is_castable(array.dtype, dtype, scaled=False)
+            for array in arrays
+        )
 
     def spread(
         self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread

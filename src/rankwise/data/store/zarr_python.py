@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from rankwise._process.forks import renew_in_children
+from rankwise._process.forks import fork_gate
 from rankwise.errors import MissingExtraError, needs_extra
 
 _KEY = "codec_pipeline.path"
 _PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
-class _ConfigLock:
-    """A lock: each holder restores the configuration it found, so overlapping ones would restore each other's."""
-
-    def __init__(self) -> None:
-        self.lock = RLock()
-        renew_in_children(self)
-
-    def renew(self) -> None:
-        self.lock = RLock()
-
-
-_config_lock = _ConfigLock()
+# Each holder restores the configuration that it found: overlapping ones would restore each other's, and a child that is
+# forked meanwhile would keep a temporary one.
+_config_lock = fork_gate()
 
 
 @contextmanager
@@ -35,12 +25,12 @@ def plain_codecs(zarr: Any) -> Iterator[None]:
     """Let arrays opened inside use zarr-python's own codecs: another pipeline may not support them."""
     # Checked under the lock: otherwise another thread's temporary setting would look like the program's own choice, and
     # be restored while arrays are opened here.
-    with _config_lock.lock:
+    with _config_lock:
         is_plain = zarr.config.get(_KEY) == _PLAIN
     if is_plain:  # nothing is changed then, so no thread has to wait
         yield
         return
-    with _config_lock.lock, zarr.config.set({_KEY: _PLAIN}):
+    with _config_lock, zarr.config.set({_KEY: _PLAIN}):
         yield
 
 
@@ -53,6 +43,20 @@ def load_zarr() -> ModuleType:
     with needs_extra("reading Zarr stores needs zarr-python: pip install 'rankwise[data]'"):
         import zarr
     return zarr
+
+
+def open_document(text: str, *, zarr_format: Any) -> Any:
+    """Return the array that the text of a zarr.json or .zarray describes, without chunks.
+
+    Raises:
+        MissingExtraError: zarr is not installed.
+    """
+    zarr = load_zarr()
+    name = ".zarray" if zarr_format == 2 else "zarr.json"
+    with plain_codecs(zarr):
+        content = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(text.encode())
+        store = zarr.storage.MemoryStore({name: content})
+        return zarr.open_array(store, mode="r", zarr_format=zarr_format)
 
 
 def require_codecs() -> None:

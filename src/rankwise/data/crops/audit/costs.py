@@ -181,6 +181,9 @@ def cost_of(
         # pages that runs with random offsets overlap: for a run of n bytes n + 4095 on average
         pages_bytes = whole * sizes.chunk_bytes + chunks * (PAGE_BYTES - 1) if sizes.chunk_bytes else 0.0
         read = pages_bytes * shared * written
+    speed = rates.decode_bytes_per_s(codec_name(meta), fast=meta.codec.kind != "zarr")
+    # if sizes are unknown, assume half a chunk; it hardly matters compared with decoding
+    reading = (decoded / 2 if read is None else read) / rates.read_bytes_per_s
     return CropCost(
         asked_bytes=asked_bytes,
         chunks=chunks,
@@ -190,7 +193,7 @@ def cost_of(
         fewest_files=float(math.prod(map(fewest_blocks, meta.shape, meta.files, inside))),
         decode_bytes=decoded,
         read_bytes=read,
-        cpu_s=_cpu_s(meta, rates, elements=math.prod(inside), chunks=chunks * shared, decoded=decoded, read=read),
+        cpu_s=chunks * shared * rates.chunk_s + decoded / speed + reading + math.prod(inside) * rates.cast_s,
     )
 
 
@@ -223,10 +226,3 @@ def _shared(
         )
         blocks = (1,) * meta.ndim
     return expected_distinct(shape, blocks, window, draws=batch, share=1 / num_arrays) * num_arrays / (batch * chunks)
-
-
-def _cpu_s(meta: ArrayMeta, rates: Rates, *, elements: int, chunks: float, decoded: float, read: float | None) -> float:
-    speed = rates.decode_bytes_per_s(codec_name(meta), fast=meta.codec.kind != "zarr")
-    # if sizes are unknown, assume half a chunk; it hardly matters compared with decoding
-    reading = (decoded / 2 if read is None else read) / rates.read_bytes_per_s
-    return chunks * rates.chunk_s + decoded / speed + reading + elements * rates.cast_s

@@ -39,7 +39,6 @@ class AuditOptions:
         aligned: whether origins are rounded to the chunk grid.
         threads: cores that decode; None = those that this process may use.
         sample_files: files per array whose sizes or shard indexes are read; 0 = metadata only.
-        rates: costs of a core; None = the table, with this machine's own speeds if measured.
     """
 
     crop: tuple[int, ...]
@@ -49,7 +48,6 @@ class AuditOptions:
     aligned: bool = False
     threads: int | None = None
     sample_files: int = 4
-    rates: Rates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +133,7 @@ def audit(uris: Sequence[str], options: AuditOptions) -> AuditReport:
     """
     arrays, unreadable = gather(uris)
     fittings, skipped = fit(arrays, options.crop, channels=options.channels)
-    rates = options.rates or load_rates()
+    rates = load_rates()
     threads = options.threads or num_usable_cores()
     return AuditReport(
         groups=tuple(_audit_group(group, options, rates, threads) for group in group_arrays(fittings)),

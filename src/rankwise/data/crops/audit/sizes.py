@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rankwise._files import write_whole
+from rankwise._files import user_folder, write_whole
 from rankwise.data.contract import FloatArray, IntArray
 from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan.grids import grid_of
 from rankwise.data.store.shard import read_index
 from rankwise.errors import ConfigError
 
@@ -64,7 +64,7 @@ class StoredSizes:
 
 def num_files(meta: ArrayMeta) -> int:
     """Return the number of files of an array when completely written."""
-    return math.prod(_file_grid(meta))
+    return math.prod(grid_of(meta.shape, meta.files))
 
 
 def sample_sizes(meta: ArrayMeta, *, most_files: int) -> StoredSizes | None:
@@ -78,16 +78,12 @@ def sample_sizes(meta: ArrayMeta, *, most_files: int) -> StoredSizes | None:
     """
     if meta.is_remote or most_files < 1 or (meta.index is None and meta.sharded):
         return None
-    grid = _file_grid(meta)
+    grid = grid_of(meta.shape, meta.files)
     total = math.prod(grid)
     picks = min(most_files, total)
     picked = (np.arange(picks, dtype=np.int64) * 2 + 1) * total // (2 * picks)
     coords = np.stack(np.unravel_index(picked, grid), axis=1).tolist()
     return StoredSizes.together([_look(meta, place) for place in coords])
-
-
-def _file_grid(meta: ArrayMeta) -> tuple[int, ...]:
-    return tuple(max(1, -(-size // file)) for size, file in zip(meta.shape, meta.files, strict=True))
 
 
 def _look(meta: ArrayMeta, file: list[int]) -> StoredSizes:
@@ -173,14 +169,8 @@ class Rates:
 
 def rates_file() -> Path:
     """Return the path of the file with this machine's own speeds."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    if home:
-        folder = Path(home)
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
-    else:
-        folder = Path.home() / ".cache"
-    return folder / "rankwise" / "rates.json"
+    below_home = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return user_folder("XDG_CACHE_HOME", below_home) / "rates.json"
 
 
 def load_rates(path: Path | None = None) -> Rates:
@@ -189,8 +179,8 @@ def load_rates(path: Path | None = None) -> Rates:
     Raises:
         ConfigError: the file of own speeds is invalid.
     """
-    path = path or rates_file()
     try:
+        path = path or rates_file()
         kept = json.loads(path.read_text())
         own = {str(codec): float(speed) for codec, speed in kept["decode"].items()}
     except FileNotFoundError:

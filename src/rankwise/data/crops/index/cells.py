@@ -224,7 +224,10 @@ class CellFinder:
 
     def _labelled(self, level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -> BoolArray:
         """Return the cells with one of the labels: from the folder, else from the array."""
-        path = None if self._folder is None else self._folder / f"{_key(level, pool, classes)}.npy"
+        array, path = level.array, None
+        if self._folder is not None:
+            facts = (1, array.place, array.fingerprint, _files(array.place, remote=array.is_remote), pool, classes)
+            path = self._folder / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.npy"
         if path is not None and path.is_file():
             packed = np.load(path, allow_pickle=False)
             shape = tuple(-(-size // step) for size, step in zip(level.array.shape, pool, strict=True))
@@ -252,12 +255,6 @@ def _asked(source: Callable[[CropImage], NDArray | None], image: CropImage, num_
     """Return where a user function allows crops in an image; None from it allows all."""
     given = source(image)
     return np.ones((1,) * num_axes, dtype=np.bool_) if given is None else np.asarray(given) != 0
-
-
-def _key(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -> str:
-    array = level.array
-    facts = (1, array.place, array.fingerprint, _files(array.place, remote=array.is_remote), pool, classes)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
 def _files(place: str, *, remote: bool) -> tuple[int, int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
@@ -117,8 +116,9 @@ class IndexPipeline(FeedLoader):
         self._cursor.follows_world = world is None
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
         in_flight = math.ceil(order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
-        count = partial(most_files, index, num_crops=in_flight)
-        place.warn_few_handles(count, capacity=self._crops.reader.max_open_files)
+        if place.rank == 0:
+            files = most_files(index, num_crops=in_flight)
+            self._crops.reader.warn_few_handles(files, local_ranks=place.local_ranks)
         self.budget = index_budget(
             index,
             order,

@@ -125,11 +125,17 @@ class Rules:
         **others: Any,
     ) -> Rules:
         """Return the rules for the arguments that a user passes, which may be written in several ways."""
+        if foreground is not None and not isinstance(foreground, Foreground):
+            if not isinstance(foreground, tuple | list) or len(foreground) != 2:
+                raise ConfigError(
+                    f"foreground= must be (part, fraction), such as ('label', 0.3), or Foreground; got {foreground!r}"
+                )
+            foreground = Foreground(*foreground)
         return cls(
             shape=plain_extents("shape", shape),
             stride=None if stride is None else plain_extents("stride", stride),
             mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
-            foreground=_foreground(foreground),
+            foreground=foreground,
             curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
             **others,
         )
@@ -225,14 +231,6 @@ class Rules:
                 raise ConfigError(f"{name}= is for tiles, but num_random={self.num_random} requests random crops")
         if self.mask is not None and self.mask.share:
             raise ConfigError("a mask's share is for tiles: random crops have their centre in the mask")
-
-
-def _foreground(given: Any) -> Foreground | None:
-    if given is None or isinstance(given, Foreground):
-        return given
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise ConfigError(f"foreground= must be (part, fraction), such as ('label', 0.3), or Foreground; got {given!r}")
-    return Foreground(*given)
 
 
 def _check_curriculum(curriculum: Curriculum | None) -> None:

@@ -118,7 +118,15 @@ class CropSource(BaseSource):
         """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
         report = plan.read(into)
         if report.all_fill and not self._warned_fill:  # usually a mistake
-            self._warn_fill(plan)
+            self._warned_fill = True
+            step = plan.share.step
+            first = self.index.describe(plan.ids[:1], seed=step.resume.seed, epoch=step.epoch)[0].image
+            warnings.warn(
+                f"all {plan.num_samples} crops of a batch are where nothing was ever written (the first one in image "
+                f"{first.name!r}): they hold only the fill value. Check the store for missing parts, or exclude them "
+                "with mask= or where=",
+                stacklevel=2,
+            )
         return report
 
     def close(self) -> None:
@@ -132,17 +140,6 @@ class CropSource(BaseSource):
             masked = {n: replace(f, mask=f.mask and n + MASK_SUFFIX in self._names) for n, f in fields.items()}
             self._chosen[made] = masked
         return self._chosen[made]
-
-    def _warn_fill(self, plan: CropPlan) -> None:
-        self._warned_fill = True
-        step = plan.share.step
-        first = self.index.describe(plan.ids[:1], seed=step.resume.seed, epoch=step.epoch)[0].image
-        warnings.warn(
-            f"all {plan.num_samples} crops of a batch are where nothing was ever written (the first one in image "
-            f"{first.name!r}): they hold only the fill value. Check the store for missing parts, or exclude them "
-            "with mask= or where=",
-            stacklevel=2,
-        )
 
 
 def index_budget(

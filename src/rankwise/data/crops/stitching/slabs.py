@@ -143,7 +143,8 @@ class SlabPlan:
 
     def owners(self, left: Sequence[tuple[int, int]], world_size: int) -> IntArray:
         """Return the rank for each of the remaining slabs (image, number): runs of about equal cost."""
-        costs = np.array([1 + self._num_tiles(image, slab) for image, slab in left], dtype=np.float64)
+        layers = (self._meeting(i, slab // int(self.counts[i]), *self.span(i, slab)) for i, slab in left)
+        costs = np.array([1 + sum(layer.high - layer.low for layer in met) for met in layers], dtype=np.float64)
         before = np.cumsum(costs) - costs / 2
         owners: IntArray = (before * world_size / costs.sum()).astype(np.int64) if len(left) else np.zeros(0, np.int64)
         return owners
@@ -184,10 +185,6 @@ class SlabPlan:
         extent = int(self.frame.extent[self.sweep])
         layers = self._layers.get((image, section), ())
         return tuple(layer for layer in layers if layer.start < high and layer.start + extent > low)
-
-    def _num_tiles(self, image: int, slab: int) -> int:
-        section = slab // int(self.counts[image])
-        return sum(layer.high - layer.low for layer in self._meeting(image, section, *self.span(image, slab)))
 
     def _layers_of(self, images: IntArray) -> dict[tuple[int, int], tuple[Layer, ...]]:
         """Return the layers of each section of each image, from the sorted tiles."""

@@ -6,9 +6,8 @@ import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -157,8 +156,8 @@ class Stitcher:
         self._kept, self._dtype = output_values(finish, frame.shape, channels=channels, dtype=wanted)
         sums: DType = np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
         self._window = tile_window(window, frame.shape).astype(sums)
-        grids = [grid_of(frame, number, chunks, shards) for number in range(len(index.images))]
-        files = np.array([file or chunk for chunk, file in grids], dtype=np.int64)
+        self._grids = [grid_of(frame, number, chunks, shards) for number in range(len(index.images))]
+        files = np.array([file or chunk for chunk, file in self._grids], dtype=np.int64)
         self._plan = SlabPlan(index, files, channels=channels or 1, itemsize=sums.itemsize)
         self.window_bytes = self._plan.window_bytes
         caps = Caps(place=place_in_world(None, self._world), max_host_memory_bytes=options.get("max_host_memory_bytes"))
@@ -174,22 +173,12 @@ class Stitcher:
             "predict": source_digest(predict), "finish": source_digest(finish),
         }  # fmt: skip
         self._targets = [
-            self._target(path, number, *grids[number], fill=fill, identity=identity, durable=durable)
+            self._target(path, number, fill=fill, identity=identity, durable=durable)
             for number, path in enumerate(output_paths(output, index.images))
         ]
 
-    def _target(
-        self,
-        path: Path,
-        number: int,
-        chunk: tuple[int, ...],
-        shard: tuple[int, ...] | None,
-        *,
-        fill: float,
-        identity: dict[str, Any],
-        durable: bool,
-    ) -> Target:
-        frame = self._plan.frame
+    def _target(self, path: Path, number: int, *, fill: float, identity: dict[str, Any], durable: bool) -> Target:
+        frame, (chunk, shard) = self._plan.frame, self._grids[number]
         lead = () if self._kept is None else (self._kept,)
 
         def with_channels(extents: Sequence[int], extra: tuple[int, ...]) -> list[int]:
@@ -245,7 +234,7 @@ class Stitcher:
             ]
             wait_for_all(world, waiting, patience_s=_PATIENCE_S, beat=lambda: vitals.beat(phase="stitch"))
         world.raise_together(error)
-        world.from_main(partial(_publish, unfinished))
+        world.from_main(lambda: list(map(Target.publish, unfinished)))
         return tuple(
             StitchedVolume(
                 image=self.index.images[image],
@@ -356,12 +345,7 @@ class Stitcher:
         if missing.all():
             target.record(slab)
             return
-        values = self._finished(means if self._channels is not None else means[0], missing, target.fill)
-        region: list[int | slice] = [*run.stepped, *[slice(0, size) for size in target.shape[frame.num_stepped :]]]
-        region[self._plan.sweep + (self._kept is not None)] = slice(low, high)
-        target.write(slab, tuple(region), values)
-
-    def _finished(self, means: NDArray, missing: NDArray, fill: float) -> NDArray:
+        means = means if self._channels is not None else means[0]
         values = means if self._finish is None else np.asarray(self._finish(means))
         wanted = missing.shape if self._kept is None else (self._kept, *missing.shape)
         if values.shape != wanted:
@@ -369,10 +353,7 @@ class Stitcher:
                 f"finish= returned shape {list(values.shape)} for means of {list(means.shape)}, not {list(wanted)}"
             )
         values = values.astype(self._dtype)
-        values[(..., missing) if self._kept is not None else missing] = fill
-        return values
-
-
-def _publish(targets: Iterable[Target]) -> None:
-    for target in targets:
-        target.publish()
+        values[(..., missing) if self._kept is not None else missing] = target.fill
+        region: list[int | slice] = [*run.stepped, *[slice(0, size) for size in target.shape[frame.num_stepped :]]]
+        region[self._plan.sweep + (self._kept is not None)] = slice(low, high)
+        target.write(slab, tuple(region), values)

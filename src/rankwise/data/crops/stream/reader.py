@@ -146,7 +146,18 @@ class StreamReader:
         out_bytes = sample_bytes(plan.specs) * plan.num_samples
         with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes):
             report = plan.read(into)
-        self._count(plan, report)
+        decoded = report.fast_chunks + report.slow_chunks
+        self._meters.add(
+            chunks_planned=plan.num_chunks,
+            chunks_to_load=max(0, plan.num_chunks - report.cached_chunks),
+            chunks_dispatched=decoded,
+            reads_issued=decoded,
+            fast_chunks=report.fast_chunks,
+            slow_chunks=report.slow_chunks,
+            cached_chunks=report.cached_chunks,
+            fill_chunks=report.fill_chunks,
+            wanted_bytes=plan.wanted_bytes,
+        )
         results = self._judged(report.errors)
         if not report.valid.any():
             return results
@@ -175,7 +186,10 @@ class StreamReader:
         kept = np.flatnonzero(report.valid).tolist()
         items = [work.items[row] for row in kept]
         numbers = np.array([item.number for item in items], dtype=np.int64)
-        keys = self._keys(work)[kept]
+        keys = sample_keys(self._seed, self._rank, numbers)
+        for row, item in enumerate(items):  # a sample's own key replaces f(seed, rank, number)
+            if item.sample is not None and item.sample.key is not None:
+                keys[row] = np.uint64(item.sample.key & (2**64 - 1)).view(np.int64)
         names = tuple(plan.specs)
         if self._transform is not None:
             with self._meters.time("assemble"):
@@ -192,28 +206,6 @@ class StreamReader:
             all_fill=report.all_fill,
         )
 
-    def _keys(self, work: Work) -> IntArray:
-        """Return the samples' own keys, else f(seed, rank, number)."""
-        keys = sample_keys(self._seed, self._rank, np.array([item.number for item in work.items], dtype=np.int64))
-        for row, item in enumerate(work.items):
-            if item.sample is not None and item.sample.key is not None:
-                keys[row] = np.uint64(item.sample.key & (2**64 - 1)).view(np.int64)
-        return keys
-
-    def _count(self, plan: CropPlan, report: CropReport) -> None:
-        decoded = report.fast_chunks + report.slow_chunks
-        self._meters.add(
-            chunks_planned=plan.num_chunks,
-            chunks_to_load=max(0, plan.num_chunks - report.cached_chunks),
-            chunks_dispatched=decoded,
-            reads_issued=decoded,
-            fast_chunks=report.fast_chunks,
-            slow_chunks=report.slow_chunks,
-            cached_chunks=report.cached_chunks,
-            fill_chunks=report.fill_chunks,
-            wanted_bytes=plan.wanted_bytes,
-        )
-
 
 def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
     """Return the engine that reads boxes; warn on rank 0 if it may keep fewer files open than are in flight."""
@@ -223,9 +215,9 @@ def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
         max_indexes=config.n_shard_index_cache,
         remote=config.remote_options,
     )
-    # at least one file each; the arrays are not known yet
-    wanted = num_slots * config.samples_per_batch * len(config.all_fields)
-    place.warn_few_handles(lambda: wanted, capacity=engine.max_open_files)
+    if place.rank == 0:  # at least one file each; the arrays are not known yet
+        files = num_slots * config.samples_per_batch * len(config.all_fields)
+        engine.warn_few_handles(files, local_ranks=place.local_ranks)
     return engine
 
 

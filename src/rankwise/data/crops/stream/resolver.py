@@ -190,13 +190,11 @@ def check_sample(sample: object, config: Config, number: int) -> None:
         )
     given = {name for name, _ in sample.also}
     if given != config.fields.keys():
-        raise InvalidSample(
+        what = (
             f"sample {number} has boxes for the additional fields {sorted(given)}, but the configuration has "
-            f"{sorted(config.fields)}: pass also={{name: Crop(uri, box)}} for each of them",
-            uri=sample.uri,
-            aabb=sample.aabb,
-            sample=number,
+            f"{sorted(config.fields)}: pass also={{name: Crop(uri, box)}} for each of them"
         )
+        raise InvalidSample(what, uri=sample.uri, aabb=sample.aabb, sample=number)
     fields = config.all_fields
     for name, crop in crops_of(sample, config).items():
         wanted, got = tuple(fields[name].sample_shape), crop.shape
@@ -206,13 +204,11 @@ def check_sample(sample: object, config: Config, number: int) -> None:
             continue
         kind = RankMismatch if len(_long(got)) != len(_long(wanted)) else InvalidSample
         what = "sample_shape" if crop is sample else f"sample_shape of field {name!r}"
-        raise kind(
+        text = (
             f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, but {what} is "
-            f"{list(wanted)}; every box of a field must have that shape (axes of extent 1 may be omitted)",
-            uri=crop.uri,
-            aabb=crop.aabb,
-            sample=number,
+            f"{list(wanted)}; every box of a field must have that shape (axes of extent 1 may be omitted)"
         )
+        raise kind(text, uri=crop.uri, aabb=crop.aabb, sample=number)
 
 
 def _long(shape: Sequence[int]) -> tuple[int, ...]:
@@ -251,13 +247,11 @@ def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
         names = ", ".join(each.name for each in image.axes)
         raise _unread(crop, number, f"it has no axis of channels (its axes: {names}): omit channel=")
     if len(start) + 1 != array.ndim:
-        raise RankMismatch(
-            f"sample {number} cannot be read: with channel= a box of {crop.uri} has {array.ndim - 1} axes (those of "
-            f"shape {list(array.shape)} but axis {axis}), {box_text(crop.aabb)} has {len(start)}",
-            uri=crop.uri,
-            aabb=crop.aabb,
-            sample=number,
+        shape = list(array.shape)
+        why = (
+            f"with channel= a box has {array.ndim - 1} axes (those of shape {shape} but axis {axis}), not {len(start)}"
         )
+        raise _unread(crop, number, why, RankMismatch)
     wanted = crop.channel if isinstance(crop.channel, tuple) else (crop.channel,)
     try:
         channels = [image.channel(one) for one in wanted]
@@ -270,10 +264,8 @@ def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
 def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> None:
     (array, starts, shape), limit = boxes, config.max_chunk_uncompressed_bytes
     if limit is not None and array.chunk_bytes > limit:
-        why = (
-            f"its chunks have {array.chunk_bytes} bytes decoded, but max_chunk_uncompressed_bytes is {limit}: raise "
-            f"it to {array.chunk_bytes}"
-        )
+        size = array.chunk_bytes
+        why = f"its chunks have {size} bytes decoded, but max_chunk_uncompressed_bytes is {limit}: raise it to {size}"
         raise _unread(crop, number, why, BudgetExceeded)
     most = config.max_shards_per_sample
     if most is None or array.ndim != len(shape):

@@ -283,17 +283,14 @@ class Planner:
             raise item.error
         assert item.sample is not None  # only with an error
         boxes = resolve(item.sample, item.number, self._config, self._openings)
-        for name in self._native:
-            self._check_native(name, boxes[name][0], item.number)
+        for name, known in self._native.items():
+            array = boxes[name][0]
+            first = self._native[name] = known or array
+            if first.dtype != array.dtype:
+                raise DtypeMismatch(
+                    f"sample {item.number} cannot be read: field {name!r} has the native dtype, which is {first.dtype} "
+                    f"since {first.place}; {array.place} holds {array.dtype}: set the dtype of the batches",
+                    uri=array.place,
+                    sample=item.number,
+                )
         return boxes
-
-    def _check_native(self, name: str, array: ArrayMeta, number: int) -> None:
-        """Refuse an array whose dtype is not that of the first one."""
-        first = self._native[name] = self._native[name] or array
-        if first.dtype != array.dtype:
-            raise DtypeMismatch(
-                f"sample {number} cannot be read: field {name!r} has the native dtype, which is {first.dtype} since "
-                f"{first.place}; {array.place} holds {array.dtype}: set the dtype of the batches",
-                uri=array.place,
-                sample=number,
-            )

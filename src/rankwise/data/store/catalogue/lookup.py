@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Self
 
 from rankwise._files import write_whole
-from rankwise.data.store.catalogue.table import RecordingNodes, Table, check_stores, pack_table, unpack_table
+from rankwise.data.store.catalogue.table import RecordingNodes, Table, has_changed, pack_table, unpack_table
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, natural_order, node_of, v2_node
 from rankwise.data.store.meta.parser import array_of
@@ -23,6 +23,8 @@ from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.discovery import ImageRef, SearchLocation, read_location, start_location
 from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import DataError
+
+_BATCH = 256  # places for one task of a thread
 
 
 class Catalogue:
@@ -96,7 +98,6 @@ class Catalogue:
         return f"Catalogue({len(self)} images, {len(self.arrays())} arrays)"
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._table.refs)
 
     def __contains__(self, uri: object) -> bool:
@@ -114,11 +115,13 @@ class Catalogue:
 
     def images(self) -> tuple[ImageRef, ...]:
         """Return the images in the order of `iter_images`."""
-        return self._images
+        return tuple(replace(ref, nodes=self) for ref in self._table.refs)
 
     def arrays(self) -> tuple[str, ...]:
         """Return the places of all arrays, including levels and labels of images, sorted."""
-        return self._arrays
+        return tuple(
+            p for p, kind in zip(self._table.places, self._table.kinds, strict=True) if kind.startswith("array")
+        )
 
     def check(self, *, workers: int = 16) -> None:
         """Check for every metadata document whether it is still the one that was read.
@@ -131,7 +134,20 @@ class Catalogue:
         Raises:
             DataError: some have changed or do not exist any more; the message names the first.
         """
-        check_stores(self._table, self.node, workers=workers)
+        table = self._table
+
+        def changed(rows: range) -> list[str]:
+            return [table.places[row] for row in rows if has_changed(table, row, self.node)]
+
+        parts = [range(first, min(first + _BATCH, len(table.places))) for first in range(0, len(table.places), _BATCH)]
+        with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+            found = [place for part in pool.map(changed, parts) for place in part]
+        if found:
+            others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+            raise DataError(
+                f"the metadata of {found[0]}{others} changed after the catalogue was made, or is missing: "
+                "create it again with rankwise data index"
+            )
 
     def node(self, place: str) -> Node | None:
         """Return the array or group at a place, None if none was found."""
@@ -175,15 +191,6 @@ class Catalogue:
         return node_of(place, {**found, "attributes": own} if attributes >= 0 else found)
 
     @cached_property
-    def _images(self) -> tuple[ImageRef, ...]:
-        return tuple(replace(ref, nodes=self) for ref in self._table.refs)
-
-    @cached_property
-    def _arrays(self) -> tuple[str, ...]:
-        kinds = zip(self._table.places, self._table.kinds, strict=True)
-        return tuple(place for place, kind in kinds if kind.startswith("array"))
-
-    @cached_property
     def _folders(self) -> dict[str, set[str]]:
         """Return for each folder the names that have nodes at or below them."""
         folders: dict[str, set[str]] = {}
@@ -225,20 +232,17 @@ class _Search:
         try:
             content = read_location(location, self.nodes)
             if content.ref is not None and content.node is not None:
-                self._open(content.ref, content.node)
+                image = image_of(content.node, self.nodes)
+                for name in image.labels() if content.ref.kind == "image" else ():
+                    try:
+                        image.label(name)
+                    except DataError as error:  # the image is usable without it
+                        self.bad[f"{content.ref.place}/labels/{name}"] = str(error)
                 self.refs.append((key, content.ref))
         except DataError as error:
             self.bad[location.ref.place] = str(error)
             return []
         return content.more
-
-    def _open(self, ref: ImageRef, node: Node) -> None:
-        image = image_of(node, self.nodes)
-        for name in image.labels() if ref.kind == "image" else ():
-            try:
-                image.label(name)
-            except DataError as error:  # the image is usable without it
-                self.bad[f"{ref.place}/labels/{name}"] = str(error)
 
 
 def build_catalogue(

@@ -6,14 +6,13 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.store.meta.documents import stamp_document
+from rankwise.data.store.files.handles import local_identity
 from rankwise.data.store.meta.nodes import Node, read_node
 from rankwise.data.store.meta.parser import array_of
 from rankwise.data.store.meta.tree import Nodes
@@ -41,7 +40,7 @@ class Recorded(NamedTuple):
     zarr_format: int
     document: str
     attributes: str | None
-    stamps: tuple[int, int, int, int]
+    stamps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -212,49 +211,21 @@ def record_of(node: Node) -> Recorded:
     )
 
 
-def stamps_of(place: str, kind: str, zarr_format: int) -> tuple[int, int, int, int]:
+def stamps_of(place: str, kind: str, zarr_format: int) -> tuple[int, ...]:
     """Return size and modification time of a node's document and of its .zattrs; -1 if it does not exist."""
     if "://" in place:
         return -1, -1, -1, -1
-    first = stamp_document(place, "zarr.json" if zarr_format == 3 else f".z{kind}")
-    second = stamp_document(place, ".zattrs") if zarr_format == 2 else None
-    return (*(first or (-1, -1))[:2], *(second or (-1, -1))[:2])
+    first = local_identity(f"{place}/{'zarr.json' if zarr_format == 3 else f'.z{kind}'}")
+    second = local_identity(f"{place}/.zattrs") if zarr_format == 2 else ()
+    return (*(first[2:] or (-1, -1)), *(second[2:] or (-1, -1)))
 
 
 def _text(value: Mapping[str, Any] | None) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-_BATCH = 256  # places for one task of a thread
-
-
-def check_stores(table: Table, node_at: Callable[[str], Node | None], *, workers: int) -> None:
-    """Compare every document with the catalogue; see `Catalogue.check`.
-
-    Args:
-        table: the catalogue.
-        node_at: returns the catalogue's node for a place.
-        workers: threads.
-
-    Raises:
-        DataError: some have changed or do not exist any more.
-    """
-
-    def changed(rows: range) -> list[str]:
-        return [table.places[row] for row in rows if _has_changed(table, row, node_at)]
-
-    batches = [range(first, min(first + _BATCH, len(table.places))) for first in range(0, len(table.places), _BATCH)]
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        found = [place for batch in pool.map(changed, batches) for place in batch]
-    if found:
-        others = f" and {len(found) - 1} others" if len(found) > 1 else ""
-        raise DataError(
-            f"the metadata of {found[0]}{others} changed after the catalogue was made, or is missing: "
-            "create it again with rankwise data index"
-        )
-
-
-def _has_changed(table: Table, row: int, node_at: Callable[[str], Node | None]) -> bool:
+def has_changed(table: Table, row: int, node_at: Callable[[str], Node | None]) -> bool:
+    """Whether the documents of a node are not those that were recorded; `node_at` returns the recorded node."""
     place, kind = table.places[row], table.kinds[row]
     if "://" not in place:
         return stamps_of(place, kind[:-1], int(kind[-1])) != tuple(table.stamps[row].tolist())

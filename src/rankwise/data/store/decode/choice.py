@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankwise._process.forks import forks_wait
+from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.decoder import Decoder, Scratch, ThreadsDecoder
-from rankwise.data.store.decode.tasks import (
-    KIND_BLOSC,
-    KIND_FILL,
-    KIND_LZ4,
-    KIND_RAW,
-    KIND_ZSTD,
-    OK,
-    ChunkTasks,
-    address_of,
-    describe,
-)
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from rankwise.data.contract import IntArray, NDArray
+    from rankwise.data.contract import NDArray
 
 VARIABLE = "RANKWISE_DECODER"
 _CHOICES = ("kernel", "threads")
@@ -91,14 +82,14 @@ def self_test(decoder: Decoder) -> None:
         tasks, out = _run(decoder, frames, values, scratch)
         for chunk, (name, kind, _) in enumerate(frames):
             status, detail = int(tasks.status[chunk]), int(tasks.detail[chunk])
-            if status != OK:
-                told = describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
+            if status != codes.OK:
+                told = codes.describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
                 raise SelfTestError(f"a test chunk ({name}) {told}")
-            if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == KIND_FILL else values[region]):
+            if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == codes.KIND_FILL else values[region]):
                 raise SelfTestError(f"the elements of a test chunk ({name}) are decoded wrongly")
-        cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != KIND_FILL]
+        cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != codes.KIND_FILL]
         tasks, _ = _run(decoder, cut, values, scratch)
-        if (tasks.status == OK).any():
+        if (tasks.status == codes.OK).any():
             raise SelfTestError(f"a damaged test chunk was accepted ({cut[int(np.argmin(tasks.status))][0]})")
 
 
@@ -107,12 +98,15 @@ def _frames(values: NDArray) -> list[tuple[str, int, bytes]]:
     from numcodecs import blosc
 
     raw = values.tobytes()
-    frames = [("raw", KIND_RAW, raw), ("missing", KIND_FILL, b"")]
-    frames += [("zstd", KIND_ZSTD, numcodecs.Zstd(level=1).encode(raw)), ("lz4", KIND_LZ4, numcodecs.LZ4().encode(raw))]
+    frames = [("raw", codes.KIND_RAW, raw), ("missing", codes.KIND_FILL, b"")]
+    frames += [
+        ("zstd", codes.KIND_ZSTD, numcodecs.Zstd(level=1).encode(raw)),
+        ("lz4", codes.KIND_LZ4, numcodecs.LZ4().encode(raw)),
+    ]
     for name in blosc.list_compressors():
         for shuffle in (blosc.NOSHUFFLE, blosc.SHUFFLE, blosc.BITSHUFFLE):
             codec = numcodecs.Blosc(cname=name, clevel=1, shuffle=shuffle, blocksize=2048)
-            frames.append((f"blosc {name} {shuffle}", KIND_BLOSC, bytes(codec.encode(values))))
+            frames.append((f"blosc {name} {shuffle}", codes.KIND_BLOSC, bytes(codec.encode(values))))
     return frames
 
 
@@ -131,16 +125,12 @@ def _run(
         keep=np.zeros(num, dtype=np.int64),
         kind=np.array([kind for _, kind, _ in frames]),
         fill=np.full(1, _FILL, dtype=values.dtype),
-        chunk_shape=_rows(values.shape, num),
+        chunk_shape=np.tile(values.shape, (num, 1)),
         bounds=np.arange(num + 1),
-        src_start=_rows(_START, num),
-        extent=_rows(_EXTENT, num),
+        src_start=np.tile(_START, (num, 1)),
+        extent=np.tile(_EXTENT, (num, 1)),
         dst_start=np.arange(num) * int(np.prod(_EXTENT)),
         dst_strides=np.array([_EXTENT[1] * _EXTENT[2], _EXTENT[2], 1]),
     )
     decoder.run(tasks, 0, num, out, scratch)
     return tasks, out
-
-
-def _rows(row: tuple[int, ...], num: int) -> IntArray:
-    return np.ascontiguousarray(np.broadcast_to(np.array(row, dtype=np.int64), (num, len(row))))

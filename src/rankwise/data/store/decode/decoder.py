@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import struct
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, Self
@@ -17,16 +18,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import converted
 from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.symbols import known_compressors
-from rankwise.data.store.decode.tasks import (
-    KIND_BLOSC,
-    KIND_FILL,
-    KIND_LZ4,
-    KIND_RAW,
-    KIND_ZSTD,
-    ChunkTasks,
-    address_of,
-    memory_at,
-)
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of, memory_at
 from rankwise.errors import DataError
 
 _ALIGNMENT = 64
@@ -137,7 +129,7 @@ def check_run(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> None:
 
 
 _SLACK = 2**16
-_BLOSC_HEADER = np.dtype([("head", "<u4"), ("nbytes", "<u4"), ("block", "<u4"), ("cbytes", "<u4")])
+_BLOSC_HEADER = struct.Struct("<4I")  # flags, decoded bytes, bytes of a block, encoded bytes
 
 
 class _ChunkError(Exception):
@@ -176,7 +168,7 @@ def _elements(tasks: ChunkTasks, chunk: int) -> NDArray:
     size = int(np.prod(shape)) * dtype.itemsize
     if tasks.decoded[chunk]:
         return memory_at(int(tasks.decoded[chunk]), size).view(dtype).reshape(shape)
-    if tasks.kind[chunk] == KIND_FILL:
+    if tasks.kind[chunk] == codes.KIND_FILL:
         values: NDArray = np.broadcast_to(tasks.fill[chunk if len(tasks.fill) > 1 else 0], shape)
     else:
         values = np.frombuffer(_decoded(tasks, chunk, size), dtype=dtype).reshape(shape)
@@ -205,9 +197,9 @@ def _place(tasks: ChunkTasks, chunk: int, values: NDArray, flat: NDArray) -> int
 def _decoded(tasks: ChunkTasks, chunk: int, size: int) -> Any:
     """Return the decoded bytes of a chunk, exactly `size` of them."""
     kind, length = int(tasks.kind[chunk]), int(tasks.length[chunk])
-    if kind not in (KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4):
+    if kind not in (codes.KIND_RAW, codes.KIND_ZSTD, codes.KIND_BLOSC, codes.KIND_LZ4):
         raise _ChunkError(codes.UNKNOWN_KIND, kind)
-    if kind == KIND_RAW and length != size:
+    if kind == codes.KIND_RAW and length != size:
         raise _ChunkError(codes.WRONG_LENGTH, size)
     if tasks.encoded[chunk]:
         frame: Any = memory_at(int(tasks.encoded[chunk]), length)
@@ -215,12 +207,16 @@ def _decoded(tasks: ChunkTasks, chunk: int, size: int) -> Any:
         raise _ChunkError(codes.TOO_LONG, 2 * size + _SLACK)
     else:
         frame = _read(int(tasks.fd[chunk]), int(tasks.offset[chunk]), length)
-    if kind == KIND_RAW:
+    if kind == codes.KIND_RAW:
         return frame
-    if kind == KIND_BLOSC:
+    if kind == codes.KIND_BLOSC:
         _check_blosc(frame, size)
-    elif kind == KIND_LZ4:
-        _check_lz4(frame, size)
+    elif kind == codes.KIND_LZ4:
+        if length <= 4:
+            raise _ChunkError(codes.BAD_FRAME)
+        says = int.from_bytes(bytes(frame[:4]), "little", signed=True)
+        if says != size:
+            raise _ChunkError(codes.WRONG_SIZE, says)
     else:
         _check_zstd(frame, size)
     return _whole(kind, frame, size)
@@ -242,14 +238,14 @@ def _whole(kind: int, frame: Any, size: int) -> Any:
 def _codec(kind: int) -> Any:
     import numcodecs
 
-    return {KIND_ZSTD: numcodecs.Zstd, KIND_BLOSC: numcodecs.Blosc, KIND_LZ4: numcodecs.LZ4}[kind]()
+    return {codes.KIND_ZSTD: numcodecs.Zstd, codes.KIND_BLOSC: numcodecs.Blosc, codes.KIND_LZ4: numcodecs.LZ4}[kind]()
 
 
 def _check_blosc(frame: Any, size: int) -> None:
     """Check the header of a Blosc frame: numcodecs trusts it."""
-    if len(frame) < _BLOSC_HEADER.itemsize:
+    if len(frame) < _BLOSC_HEADER.size:
         raise _ChunkError(codes.BAD_FRAME)
-    head, nbytes, _, cbytes = np.frombuffer(frame, dtype=_BLOSC_HEADER, count=1)[0].tolist()
+    head, nbytes, _, cbytes = _BLOSC_HEADER.unpack_from(frame)
     if cbytes != len(frame):
         raise _ChunkError(codes.WRONG_LENGTH, cbytes)
     compressor = (head >> 21) & 7
@@ -270,14 +266,6 @@ def _check_zstd(frame: Any, size: int) -> None:
     says = int.from_bytes(head[begin : begin + width], "little") + (256 if flag == 1 else 0)
     if says > size:
         raise _ChunkError(codes.WRONG_SIZE, min(says, 2**63 - 1))
-
-
-def _check_lz4(frame: Any, size: int) -> None:
-    if len(frame) <= 4:
-        raise _ChunkError(codes.BAD_FRAME)
-    says = int(np.frombuffer(frame, dtype="<i4", count=1)[0])
-    if says != size:
-        raise _ChunkError(codes.WRONG_SIZE, says)
 
 
 def _read(fd: int, offset: int, length: int) -> bytes:

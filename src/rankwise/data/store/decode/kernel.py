@@ -51,7 +51,12 @@ class KernelDecoder:
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}
         self.num_compiled = self.num_loaded = 0
-        self._run = self._compiled_loop()
+        from rankwise.data.store.decode.chunk_loop import run_chunks
+        from rankwise.data.store.decode.machine import types
+
+        address = self._compiled(run_chunks, "run_chunks", types.int64(types.int64))
+        # Calls of such a function release the interpreter's lock
+        self._run: Callable[[int], int] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)
 
     def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
         """Process the chunks from `first` to `last`; see `Decoder.run`."""
@@ -139,14 +144,6 @@ class KernelDecoder:
 
                 self._addresses[name] = self._compiled(make(), f"plane_{name}", PLANE_SIGNATURE)
             return self._addresses[name]
-
-    def _compiled_loop(self) -> Callable[[int], int]:
-        from rankwise.data.store.decode.chunk_loop import run_chunks
-        from rankwise.data.store.decode.machine import types
-
-        address = self._compiled(run_chunks, "run_chunks", types.int64(types.int64))
-        # Calls of such a function release the interpreter's lock
-        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)
 
     def _compiled(self, function: Callable[..., int], name: str, signature: object) -> int:
         from rankwise.data.store.decode.compiler import compiled_address

@@ -37,7 +37,12 @@ def register() -> None:
         SymbolsMissingError: a symbol is not exported; then none is registered.
     """
     binding = importlib.import_module("llvmlite.binding")
-    for name, address in _addresses().items():
+    for name in _CONTEXT:  # called by Python only, but needed all the same
+        _address("zstd", name)
+    errno = "__error" if sys.platform == "darwin" else "__errno_location"
+    found = {name: _address(module, name) for module, names in _EXPORTED.items() for name in names}
+    found |= {name: _address(None, name) for name in ("pread", "memcpy", "memset")}
+    for name, address in (found | {"errno": _address(None, errno)}).items():
         binding.add_symbol(PREFIX + name, address)
 
 
@@ -58,15 +63,6 @@ def make_zstd_context() -> int:
 def free_zstd_context(context: int) -> None:
     """Free a context from `make_zstd_context`."""
     ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p)(_address("zstd", _CONTEXT[1]))(context)
-
-
-def _addresses() -> dict[str, int]:
-    for name in _CONTEXT:  # called by Python only, but needed all the same
-        _address("zstd", name)
-    errno = "__error" if sys.platform == "darwin" else "__errno_location"
-    found = {name: _address(module, name) for module, names in _EXPORTED.items() for name in names}
-    found |= {name: _address(None, name) for name in ("pread", "memcpy", "memset")}
-    return found | {"errno": _address(None, errno)}
 
 
 @functools.cache

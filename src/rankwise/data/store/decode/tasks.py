@@ -177,7 +177,6 @@ class ChunkTasks:
         object.__setattr__(self, "addresses", addresses)
 
     def __len__(self) -> int:
-        """Number of chunks."""
         return len(self.fd)
 
     def _check_tables(self) -> None:
@@ -264,6 +263,8 @@ def is_damage(status: int) -> bool:
 def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
     """Return what went wrong with a chunk, in words that follow its place."""
     size = "another number of" if detail < 0 else f"{detail}"
+    known = 0 <= detail < len(_BLOSC_COMPRESSORS)
+    compressor = _BLOSC_COMPRESSORS[detail] if known else f"compressor {detail} of Blosc"
     return {
         OK: "is well",
         CUT_SHORT: f"is truncated: {detail} of {length} bytes could be read",
@@ -272,11 +273,7 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
         WRONG_SIZE: f"is damaged: it decodes to {size} bytes, but a chunk has {chunk_bytes}",
         WRONG_LENGTH: f"is damaged: it has {length} bytes, but should have {size}",
         OUT_OF_RANGE: "holds values that do not fit the requested dtype: choose a wider dtype",
-        UNKNOWN_COMPRESSOR: f"is compressed with {_compressor(detail)}, which this build of numcodecs does not know",
+        UNKNOWN_COMPRESSOR: f"is compressed with {compressor}, which this build of numcodecs does not know",
         TOO_LONG: f"is damaged: it has {length} bytes, but no encoder needs more than {detail} for a chunk",
         UNKNOWN_KIND: f"has an unknown kind {detail}",
     }.get(status, f"failed with the unknown status {status} (detail {detail})")
-
-
-def _compressor(number: int) -> str:
-    return _BLOSC_COMPRESSORS[number] if 0 <= number < len(_BLOSC_COMPRESSORS) else f"compressor {number} of Blosc"

@@ -11,22 +11,19 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from rankwise.data.contract import DType, IntArray
+from rankwise.data.contract import IntArray
 from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode.choice import choose_decoder
 from rankwise.data.store.decode.decoder import Decoder, Scratch
-from rankwise.data.store.decode.kernel import is_castable
 from rankwise.data.store.execution.plan_cache import PlanCache
 from rankwise.data.store.execution.slow import AdoptedArrays, SlowArrays
 from rankwise.data.store.execution.threads import WorkCrew
 from rankwise.data.store.files.facts import FactsCache
 from rankwise.data.store.files.handles import HandleCache
-from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions
 from rankwise.data.store.stats import ReaderStats, Tally
 
-_ITEMSIZES = (1, 2, 4, 8)
 _GAP_BYTES = 16 * 2**10  # four pages: the disk reads through smaller gaps anyway
 _MOST_BYTES = 8 * 2**20  # of one hint
 _FEWEST_CHUNKS = 2
@@ -86,15 +83,6 @@ class ReaderContext:
             yield scratch
         finally:
             self._scratches.append(scratch)
-
-    def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
-        """Whether runs of arrays with one axis can be written to dense rows of a dtype while decoding."""
-        if not hasattr(self.decoder, "spread") or dtype.itemsize not in _ITEMSIZES:
-            return False
-        return all(
-            array.ndim == 1 and array.codec.kind != "zarr" and is_castable(array.dtype, dtype, scaled=False)
-            for array in arrays
-        )
 
     def hint(self, plans: Sequence[BoxPlan]) -> None:
         """Call ``posix_fadvise(WILLNEED)`` for the bytes of plans, with neighbours merged; skips cached chunks.

@@ -42,21 +42,15 @@ class ChunkFailure:
     boxes: IntArray | None = None
 
 
-def _place_of(plan: BoxPlan, chunk: int) -> str:
-    """Return the name of a chunk: array, coordinates, file and bytes."""
-    table = plan.chunks
-    array = plan.request.arrays[int(table.array[chunk])]
-    where = f"chunk {tuple(table.coords[chunk].tolist())} of the array {array.place}"
-    offset, length = int(table.offset[chunk]), int(table.length[chunk])
-    path = plan.files[int(table.file[chunk])].path
-    return f"{where} (bytes {offset} to {offset + length - 1} of {path})" if length > 0 else f"{where} ({path})"
-
-
 def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> dict[int, BoxError]:
     """Return one error for each box that is invalid, including those known from planning."""
-    found = plan.failed
+    found, table = plan.failed, plan.chunks
     for chunk, failure in sorted(failed.items()):
-        place = _place_of(plan, chunk)
+        offset, length = int(table.offset[chunk]), int(table.length[chunk])
+        where = plan.files[int(table.file[chunk])].path
+        where = f"bytes {offset} to {offset + length - 1} of {where}" if length > 0 else where
+        array = plan.request.arrays[int(table.array[chunk])]
+        place = f"chunk {tuple(table.coords[chunk].tolist())} of the array {array.place} ({where})"
         mend = ": copy or write the store again" if failure.damage and failure.what != REPLACED else ""
         error = DataError(f"{place} {failure.what}{mend}")
         error.__cause__ = failure.cause

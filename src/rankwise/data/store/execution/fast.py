@@ -12,22 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
+from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.dense_rows import DenseRows, Spread
-from rankwise.data.store.decode.tasks import (
-    BAD_FRAME,
-    KIND_BLOSC,
-    KIND_FILL,
-    KIND_LZ4,
-    KIND_RAW,
-    KIND_ZSTD,
-    OK,
-    OS_ERROR,
-    OUT_OF_RANGE,
-    ChunkTasks,
-    address_of,
-    describe,
-    is_damage,
-)
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.threads import cut_slabs
@@ -43,7 +30,7 @@ if TYPE_CHECKING:
 
 _NO_FILE = -1
 _READ_BYTES = 2**16  # bytes that a thread could place during a small read
-_KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}
+_KINDS = {"raw": codes.KIND_RAW, "zstd": codes.KIND_ZSTD, "blosc": codes.KIND_BLOSC, "lz4": codes.KIND_LZ4}
 
 # Chunks behind URLs, by position; and their bytes, requested in the same order.
 _Requested: TypeAlias = tuple[IntArray, PendingReads[memoryview]]
@@ -80,7 +67,12 @@ class FastChunks:
         # by position: chunks in the cache, whose addresses keep nothing alive; and cache keys of chunks to keep
         self._held, self._keys = context.plan_cache.lookup(plan, chosen)
         self._box, self._tasks = self._tables()
-        self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
+        self._dense: DenseRows | None = None
+        if spread is not None:
+            assert plan.request.runs is not None
+            box, lengths, marks = self._box, plan.request.runs.lengths, np.zeros(len(self._box), dtype=np.uint8)
+            tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
+            self._dense = DenseRows(spread=spread, rows=box, lengths=lengths, tables=tables, marks=marks)
         # A slab is one task. It writes its own range of the tables, its own places in `out`, its own keys of these:
         # threads need no lock for them, and decoders need no interpreter lock. All are read after the crew is done.
         self._trouble: dict[int, ChunkFailure] = {}  # by position: why no decoder could begin
@@ -93,15 +85,15 @@ class FastChunks:
     @property
     def absent(self) -> BoolArray:
         """Which chunks turned out to have no object behind their URL during the read, bool[n]."""
-        absent: BoolArray = (self._tasks.kind == KIND_FILL) & (self._plan.chunks.offset[self.chosen] >= 0)
+        absent: BoolArray = (self._tasks.kind == codes.KIND_FILL) & (self._plan.chunks.offset[self.chosen] >= 0)
         return absent
 
     @property
     def stats(self) -> ReaderStats:
         """The counts."""
         tasks = self._tasks
-        done = (tasks.status == OK) | (tasks.status == OUT_OF_RANGE)
-        decoded = done & (tasks.kind != KIND_FILL) & (tasks.decoded == 0)
+        done = (tasks.status == codes.OK) | (tasks.status == codes.OUT_OF_RANGE)
+        decoded = done & (tasks.kind != codes.KIND_FILL) & (tasks.decoded == 0)
         return ReaderStats(
             fast_chunks=int(decoded.sum()),
             cached_chunks=len(self._held),
@@ -120,7 +112,7 @@ class FastChunks:
 
     def slabs(self) -> list[tuple[int, int]]:
         """Return which chunks are processed together, as ``first:last``, in the order in which they should start."""
-        to_read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
+        to_read = (self._tasks.kind != codes.KIND_FILL) & (self._tasks.decoded == 0)
         placed = self._out.nbytes if self._dense is None else 0  # zeros of dense rows are not placed
         work = placed + int((self._chunk_bytes[to_read] + _READ_BYTES).sum())  # reads are counted as bytes
         num_threads = self._context.crew.num_threads
@@ -145,7 +137,7 @@ class FastChunks:
             bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
             rows = np.arange(bounds[-1]) + np.repeat(targets.bounds[self.chosen] - bounds[:-1], sizes)
         box = targets.box[rows]
-        kinds = np.array([_KINDS.get(meta.codec.kind, KIND_FILL) for meta in request.arrays], dtype=np.int64)
+        kinds = np.array([_KINDS.get(meta.codec.kind, codes.KIND_FILL) for meta in request.arrays], dtype=np.int64)
         dtype = request.arrays[int(self._array[0])].dtype
         fills: NDArray = np.zeros(len(request.arrays), dtype=dtype)
         for which, meta in enumerate(request.arrays):
@@ -161,7 +153,7 @@ class FastChunks:
             encoded=np.zeros(num, dtype=np.int64),
             decoded=decoded,
             keep=np.zeros(num, dtype=np.int64),
-            kind=np.where(offset < 0, KIND_FILL, kinds[self._array]),
+            kind=np.where(offset < 0, codes.KIND_FILL, kinds[self._array]),
             fill=fills[self._array],
             chunk_shape=np.array([meta.chunks for meta in request.arrays], dtype=np.int64)[self._array],
             bounds=bounds,
@@ -186,7 +178,7 @@ class FastChunks:
             self._retry(first, last)
         for at, buffer in buffers.items():
             # a missing object is requested again, so that it is reported again
-            if int(self.chosen[at]) not in self._failed and self._tasks.kind[at] != KIND_FILL:
+            if int(self.chosen[at]) not in self._failed and self._tasks.kind[at] != codes.KIND_FILL:
                 self._context.plan_cache.cache.put(self._keys[at], buffer)
         self._seconds.append(time.perf_counter() - started)
 
@@ -206,7 +198,7 @@ class FastChunks:
     def _to_read(self, first: int, last: int, *, far: bool) -> IntArray:
         """Return the positions of chunks to read from files, or of those behind URLs."""
         tasks, part = self._tasks, slice(first, last)
-        wanted = (tasks.kind[part] != KIND_FILL) & (tasks.decoded[part] == 0) & (self._is_far[part] == far)
+        wanted = (tasks.kind[part] != codes.KIND_FILL) & (tasks.decoded[part] == 0) & (self._is_far[part] == far)
         positions: IntArray = first + np.flatnonzero(wanted)
         return positions
 
@@ -248,7 +240,7 @@ class FastChunks:
         tasks = self._tasks
         for at, piece in zip(positions.tolist(), pending.result(), strict=True):
             if piece is None:  # no such object: a chunk that was never written, unless its whole array is missing
-                tasks.kind[at] = KIND_FILL
+                tasks.kind[at] = codes.KIND_FILL
                 meta = self._plan.request.arrays[int(self._array[at])]
                 piece = self._context.facts.array_check.trouble(meta)  # noqa: PLW2901
             if isinstance(piece, DataError):
@@ -279,7 +271,7 @@ class FastChunks:
     def _refuse(self, at: int, failure: ChunkFailure) -> None:
         self._trouble[at] = failure
         number = failure.cause.errno if isinstance(failure.cause, OSError) else None
-        self._tasks.status[at] = BAD_FRAME if number is None else OS_ERROR
+        self._tasks.status[at] = codes.BAD_FRAME if number is None else codes.OS_ERROR
         self._tasks.detail[at] = number or 0
 
     def _retry(self, first: int, last: int) -> None:
@@ -293,7 +285,7 @@ class FastChunks:
     def _waiting(self, first: int, last: int) -> list[int]:
         """Return the chunks whose errors may be temporary."""
         status, detail = self._tasks.status, self._tasks.detail
-        return [at for at in range(first, last) if status[at] == OS_ERROR and is_temporary(int(detail[at]))]
+        return [at for at in range(first, last) if status[at] == codes.OS_ERROR and is_temporary(int(detail[at]))]
 
     def _retry_chunk(self, at: int) -> None:
         # An old handle may be stale. Threads that read from it keep it open until they are done.
@@ -304,13 +296,13 @@ class FastChunks:
     def _failure(self, at: int) -> ChunkFailure:
         """Return the failure that a decoder has found."""
         tasks, status, detail = self._tasks, int(self._tasks.status[at]), int(self._tasks.detail[at])
-        words = describe(status, detail, length=int(tasks.length[at]), chunk_bytes=int(self._chunk_bytes[at]))
-        cause = OSError(detail, os.strerror(detail)) if status == OS_ERROR else None
+        words = codes.describe(status, detail, length=int(tasks.length[at]), chunk_bytes=int(self._chunk_bytes[at]))
+        cause = OSError(detail, os.strerror(detail)) if status == codes.OS_ERROR else None
         boxes = None
-        if status == OUT_OF_RANGE:
+        if status == codes.OUT_OF_RANGE:
             targets = slice(int(tasks.bounds[at]), int(tasks.bounds[at + 1]))
             boxes = np.unique(self._box[targets][tasks.unfit[targets]])
-        return ChunkFailure(words, damage=is_damage(status), cause=cause, boxes=boxes)
+        return ChunkFailure(words, damage=codes.is_damage(status), cause=cause, boxes=boxes)
 
 
 def _opened(facts: FileFacts, handles: HandleCache) -> OpenFile | ChunkFailure:
@@ -322,11 +314,3 @@ def _opened(facts: FileFacts, handles: HandleCache) -> OpenFile | ChunkFailure:
     except OSError as error:
         return ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error)
     return handle if handle.identity == facts.identity else ChunkFailure(REPLACED)
-
-
-def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:
-    runs = plan.request.runs
-    assert runs is not None
-    marks = np.zeros(len(box), dtype=np.uint8)
-    tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
-    return DenseRows(spread=spread, rows=box, lengths=runs.lengths, tables=tables, marks=marks)

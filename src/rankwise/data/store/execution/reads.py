@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], context: ReaderContext) 
     """Fill the outputs; return a report for each job."""
     started = time.perf_counter()
     reads = [_PlanRead(plan, out, context) for plan, out in jobs]
-    context.crew.run(task for read in reads for task in read.tasks())
+    context.crew.run(chain.from_iterable(map(_PlanRead.tasks, reads)))
     return _finished(reads, started, context)
 
 
@@ -116,7 +117,7 @@ class _PlanRead:
         dtypes = [meta.dtype for meta in metas]
         self.fast: list[FastChunks] = []
         for dtype in sorted(set(dtypes), key=str):
-            chosen = np.flatnonzero(fast & np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array])
+            chosen = np.flatnonzero(fast & np.array([*map(dtype.__eq__, dtypes)], dtype=np.bool_)[chunks.array])
             if len(chosen):
                 self.fast.append(FastChunks(plan, chosen, out, context, failed=self._failed, spread=spread))
         self._slow: list[SlowChunks] = []

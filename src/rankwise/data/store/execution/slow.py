@@ -23,7 +23,7 @@ from rankwise.data.store.execution.plan_cache import PlanCache
 from rankwise.data.store.files.facts import ArrayCheck, is_temporary, retry_failed
 from rankwise.data.store.files.handles import local_identity
 from rankwise.data.store.meta import ArrayMeta, ChunkCodec, read_meta
-from rankwise.data.store.meta.nodes import Node, node_of, v2_node
+from rankwise.data.store.meta.nodes import node_of, v2_node
 from rankwise.data.store.meta.parser import array_of
 from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.remote import RemoteFiles
@@ -52,13 +52,20 @@ class AdoptedArrays:
         Raises:
             DataError: the array cannot form batches, or its metadata are invalid.
         """
+        from zarr.core.buffer import default_buffer_prototype
         from zarr.storage import LocalStore
 
         if type(array.store) is LocalStore:  # a subclass may do more than read files
             return read_meta(Path(array.store.root) / array.path)
         place = self._keep(array)
+        files = array.metadata.to_buffer_dict(default_buffer_prototype())
+        documents: Mapping[str, Any] = {name: json.loads(content.to_bytes()) for name, content in files.items()}
+        if "zarr.json" in documents:
+            node = node_of(place, documents["zarr.json"])
+        else:
+            node = v2_node(place, ".zarray", documents[".zarray"], documents.get(".zattrs", {}))
         codec = ChunkCodec(kind="zarr", why=f"a {type(array.store).__name__}")
-        return replace(array_of(_node(array, place)), codec=codec, index=None)
+        return replace(array_of(node), codec=codec, index=None)
 
     def get(self, place: str) -> zarr.Array[Any] | None:
         """Return the array at a place, None for one that was not adopted."""
@@ -87,16 +94,6 @@ class AdoptedArrays:
             number += 1
             place = f"{name}#{number}"
         return place
-
-
-def _node(array: zarr.Array[Any], place: str) -> Node:
-    from zarr.core.buffer import default_buffer_prototype
-
-    files = array.metadata.to_buffer_dict(default_buffer_prototype())
-    documents: Mapping[str, Any] = {name: json.loads(content.to_bytes()) for name, content in files.items()}
-    if "zarr.json" in documents:
-        return node_of(place, documents["zarr.json"])
-    return v2_node(place, ".zarray", documents[".zarray"], documents.get(".zattrs", {}))
 
 
 class SlowArrays:

@@ -41,7 +41,7 @@ def local_identity(path: str) -> tuple[int, ...]:
     """Return the identity of the file at a path; () if there is none."""
     try:
         return identity_of(os.stat(path))  # noqa: PTH116  (hot: once for each file of a batch)
-    except OSError:
+    except (OSError, ValueError):
         return ()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -82,19 +81,12 @@ _SHUFFLES: tuple[Any, ...] = ("noshuffle", "shuffle", "bitshuffle")
 _NUMBERED_SHUFFLES: tuple[Any, ...] = (-1, 0, 1, 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coding:
-    """How elements of an array are stored in files.
-
-    Attributes:
-        chunks: shape of an inner chunk.
-        codec: encoding of an inner chunk.
-        index: layout of the index of shards, if there are shards.
-    """
+class Coding(NamedTuple):
+    """Shape and encoding of an inner chunk, and the layout of the index of shards, if there are shards."""
 
     chunks: tuple[int, ...]
     codec: ChunkCodec
-    index: IndexLayout | None
+    shard_index: IndexLayout | None = None
 
 
 def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
@@ -109,11 +101,10 @@ def v3_coding(codecs: Any, grid: tuple[int, ...], dtype: DType) -> Coding:
         UnsupportedError: our decoders do not support the codecs.
     """
     if _name(_listed(codecs)[0]) != "sharding_indexed":
-        return Coding(chunks=grid, codec=ChunkCodec(kind=_chain(codecs, dtype)), index=None)
-    index = _index_layout(codecs, grid)
+        return Coding(grid, ChunkCodec(kind=_chain(codecs, dtype)))
+    index = index_layout(codecs, grid)
     config = codecs[0]["configuration"]
-    chunks = tuple(config["chunk_shape"])
-    return Coding(chunks=chunks, codec=ChunkCodec(kind=_chain(config.get("codecs"), dtype)), index=index)
+    return Coding(tuple(config["chunk_shape"]), ChunkCodec(kind=_chain(config.get("codecs"), dtype)), index)
 
 
 def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endian: bool) -> Coding:
@@ -122,25 +113,31 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
     Raises:
         UnsupportedError: our decoders do not support it.
     """
-    if document.get("filters") not in (None, []):
-        raise UnsupportedError(f"filter {_ids(document['filters'])}")
+    filters = document.get("filters")
+    if filters not in (None, []):
+        listed = filters if type(filters) is list else [filters]
+        ids = [str(part.get("id")) if type(part) is dict else repr(part) for part in listed]
+        raise UnsupportedError(f"filter {', '.join(ids)}")
     if document.get("order") != "C" and len(chunks) > 1:
         raise UnsupportedError(f"order {document.get('order')}")
     if big_endian:
         raise UnsupportedError("big-endian")
-    kind = _compressor(document.get("compressor"))
-    return Coding(chunks=chunks, codec=ChunkCodec(kind=kind), index=None)
+    config = document.get("compressor")
+    kind: _Kind = "raw"
+    if config is not None:
+        if type(config) is not dict or type(config.get("id")) is not str:
+            raise UnsupportedError(f"compressor {config!r}")
+        rest = {key: value for key, value in config.items() if key != "id"}
+        kind = _kind(config["id"], rest, _NUMBERED_SHUFFLES)
+    return Coding(chunks, ChunkCodec(kind=kind))
 
 
-def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout | None:
-    """Return the index layout of an array's shards, None if there are no shards or the index is unsupported."""
-    try:
-        return _index_layout(codecs, grid)
-    except UnsupportedError:
-        return None
+def index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
+    """Return the index layout of an array's shards.
 
-
-def _index_layout(codecs: Any, grid: tuple[int, ...]) -> IndexLayout:
+    Raises:
+        UnsupportedError: there are no shards, or the index is unsupported.
+    """
     name, config = named(_listed(codecs)[0], "codec")
     if name != "sharding_indexed":
         raise UnsupportedError(name)
@@ -179,7 +176,13 @@ def _chain(codecs: Any, dtype: DType) -> _Kind:
         return "raw"
     if len(parts) > 2:
         raise UnsupportedError(" then ".join(names[1:]))
-    return _v3_compressor(codecs[1])
+    name, config = parts[1]
+    plain = name.removeprefix("numcodecs.")  # the compressors of version 2
+    if name == "lz4" or plain not in _SETTINGS:
+        raise UnsupportedError(plain)
+    if "configuration" not in codecs[1]:
+        raise UnsupportedError(f"{name} without a configuration")
+    return _kind(plain, config, _SHUFFLES if plain == name else _NUMBERED_SHUFFLES)
 
 
 def _check_bytes(config: dict[str, Any], dtype: DType) -> None:
@@ -189,25 +192,6 @@ def _check_bytes(config: dict[str, Any], dtype: DType) -> None:
         return
     if endian != "little":
         raise UnsupportedError("big-endian" if endian == "big" else f"bytes of endian {endian!r}")
-
-
-def _compressor(config: Any) -> _Kind:
-    if config is None:
-        return "raw"
-    if type(config) is not dict or type(config.get("id")) is not str:
-        raise UnsupportedError(f"compressor {config!r}")
-    rest = {key: value for key, value in config.items() if key != "id"}
-    return _kind(config["id"], rest, _NUMBERED_SHUFFLES)
-
-
-def _v3_compressor(codec: dict[str, Any]) -> _Kind:
-    name, config = named(codec, "codec")
-    plain = name.removeprefix("numcodecs.")  # the compressors of version 2
-    if name == "lz4" or plain not in _SETTINGS:
-        raise UnsupportedError(plain)
-    if "configuration" not in codec:
-        raise UnsupportedError(f"{name} without a configuration")
-    return _kind(plain, config, _SHUFFLES if plain == name else _NUMBERED_SHUFFLES)
 
 
 def _kind(name: str, config: dict[str, Any], shuffles: tuple[Any, ...]) -> _Kind:
@@ -232,12 +216,6 @@ def _listed(codecs: Any) -> list[Any]:
     if type(codecs) is not list or not codecs:
         raise UnsupportedError(f"codecs {codecs!r}")
     return codecs
-
-
-def _ids(filters: Any) -> str:
-    if type(filters) is not list:
-        return repr(filters)
-    return ", ".join(str(part.get("id")) if type(part) is dict else repr(part) for part in filters)
 
 
 CORE = {

@@ -8,8 +8,6 @@ from functools import lru_cache
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-Stamp = tuple[int, int, int]  # bytes, time of the last change in ns, inode
-
 
 def resolve_place(uri: str | os.PathLike[str]) -> str:
     """Return the absolute local path (without a trailing slash) or the URL for a URI."""
@@ -59,15 +57,6 @@ def list_folders(place: str, remote: RemoteFiles | None = None) -> list[str]:
         return []
     except (OSError, ValueError) as error:
         raise DataError(f"the folder {place} cannot be listed: {type(error).__name__}: {error}") from error
-
-
-def stamp_document(place: str, name: str) -> Stamp | None:
-    """Return size, modification time and inode of a local document; None if it does not exist."""
-    try:
-        found = os.stat(os.path.join(place, name))  # noqa: PTH116, PTH118
-    except (OSError, ValueError):
-        return None
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 @lru_cache(maxsize=1)

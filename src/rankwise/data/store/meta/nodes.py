@@ -151,7 +151,13 @@ def consolidated_children(group: Node, remote: RemoteFiles | None = None) -> dic
     """
     found = group.consolidated
     if found is None:
-        found = _v3(group) if group.zarr_format == 3 else _v2(group, remote)
+        copy = group.document.get("consolidated_metadata")
+        metadata = copy.get("metadata") if isinstance(copy, dict) else None
+        if group.zarr_format == 2:
+            found = _v2(group, remote)
+        elif isinstance(metadata, dict):
+            place = group.place
+            found = {path: node_of(f"{place}/{path}", _checked(one, path)) for path, one in metadata.items()}
     if found is None:
         return None
     children = {path: node for path, node in found.items() if "/" not in path}
@@ -161,14 +167,6 @@ def consolidated_children(group: Node, remote: RemoteFiles | None = None) -> dic
         if rest and name in below:
             below[name][rest] = node
     return {name: replace(node, consolidated=below[name]) for name, node in children.items()}
-
-
-def _v3(group: Node) -> dict[str, Node] | None:
-    copy = group.document.get("consolidated_metadata")
-    metadata = copy.get("metadata") if isinstance(copy, dict) else None
-    if not isinstance(metadata, dict):
-        return None
-    return {path: node_of(f"{group.place}/{path}", _checked(document, path)) for path, document in metadata.items()}
 
 
 def _v2(group: Node, remote: RemoteFiles | None) -> dict[str, Node] | None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import numpy as np
 
 from rankwise._process.forks import renew_in_children
 from rankwise.data.contract import DType
+from rankwise.data.store.files.handles import local_identity
 from rankwise.data.store.meta.codecs import (
     CORE,
     Coding,
@@ -32,11 +34,10 @@ from rankwise.data.store.meta.codecs import (
     v2_dtype,
     v3_coding,
 )
-from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
-from rankwise.data.store.zarr_python import load_zarr, plain_codecs
-from rankwise.errors import DataError
+from rankwise.data.store.zarr_python import open_document
+from rankwise.errors import DataError, MissingExtraError
 
 
 class InterpretedArray(NamedTuple):
@@ -61,23 +62,12 @@ def interpret(text: str, *, zarr_format: int) -> InterpretedArray:
         UnreadableError: it rejects the document, or its elements cannot form batches.
         MissingExtraError: zarr is not installed.
     """
-    zarr = load_zarr()
     try:
-        with plain_codecs(zarr):
-            array = zarr.open_array(_memory_store(text, zarr_format), mode="r", zarr_format=zarr_format)
-            return _facts(array, zarr_format)
-    except (MemoryError, UnreadableError):
+        return _facts(open_document(text, zarr_format=zarr_format), zarr_format)
+    except (MemoryError, UnreadableError, MissingExtraError):
         raise
     except Exception as error:  # any error of a codec, dtype or grid
         raise UnreadableError(f"{type(error).__name__}: {str(error).rstrip('.')}") from error
-
-
-def _memory_store(text: str, zarr_format: int) -> Any:
-    from zarr.core.buffer import default_buffer_prototype
-    from zarr.storage import MemoryStore
-
-    name = ".zarray" if zarr_format == 2 else "zarr.json"
-    return MemoryStore({name: default_buffer_prototype().buffer.from_bytes(text.encode())})
 
 
 def _facts(array: Any, zarr_format: int) -> InterpretedArray:
@@ -88,21 +78,17 @@ def _facts(array: Any, zarr_format: int) -> InterpretedArray:
             "store numbers (or codes and a list of categories)"
         )
     dtype = stored.newbyteorder("=")
+    fill = np.zeros((), dtype) if array.fill_value is None else np.asarray(array.fill_value)
+    if fill.ndim:  # zarr-python would read a list as booleans
+        raise UnreadableError(f"its fill value {fill.tolist()} is not one element of {dtype}")
     return InterpretedArray(
         shape=tuple(array.shape),
         chunks=tuple(array.chunks),
         files=tuple(array.shards or array.chunks),
         dtype=dtype,
-        fill_value=_fill(array.fill_value, dtype),
+        fill_value=fill.astype(dtype)[()],
         keys=_keys(array.metadata, zarr_format),
     )
-
-
-def _fill(value: Any, dtype: DType) -> Any:
-    one = np.zeros((), dtype) if value is None else np.asarray(value)
-    if one.ndim:  # zarr-python would read a list as booleans
-        raise UnreadableError(f"its fill value {one.tolist()} is not one element of {dtype}")
-    return one.astype(dtype)[()]
 
 
 def _keys(metadata: Any, zarr_format: int) -> KeyEncoding:
@@ -135,7 +121,10 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
         found = _strict_v2(document) if zarr_format == 2 else _strict_v3(document)
         coding = _strict_coding(document, found, zarr_format)
     except UnsupportedError as unusual:
-        found = _looked_up(document, zarr_format)
+        bare = {key: value for key, value in document.items() if key != "attributes"}
+        if bare.get("filters") == []:
+            bare["filters"] = None  # equivalent, but zarr-python warns
+        found = interpret(json.dumps(bare), zarr_format=zarr_format)
         coding = _coding(document, found, zarr_format, str(unusual))
     content = [document.get(key) for key in _CONTENT_KEYS[zarr_format]]
     meta = ArrayMeta(
@@ -148,7 +137,7 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
         fill_value=found.fill_value,
         codec=coding.codec,
         keys=found.keys,
-        index=coding.index,
+        index=coding.shard_index,
         dimension_names=_dimension_names(document, attributes, zarr_format, len(found.shape)),
         attributes=attributes,
         document=document,
@@ -186,14 +175,6 @@ def _strict_v2(document: Mapping[str, Any]) -> InterpretedArray:
     return InterpretedArray(shape, chunks, chunks, dtype, fill_value, keys)
 
 
-def _looked_up(document: Mapping[str, Any], zarr_format: int) -> InterpretedArray:
-    """Return zarr-python's interpretation of a document."""
-    bare = {key: value for key, value in document.items() if key != "attributes"}
-    if bare.get("filters") == []:
-        bare["filters"] = None  # equivalent, but zarr-python warns
-    return interpret(json.dumps(bare), zarr_format=zarr_format)
-
-
 def _strict_coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: int) -> Coding:
     if not is_core(found.dtype):
         raise UnsupportedError(f"dtype {found.dtype}")
@@ -207,9 +188,11 @@ def _coding(document: Mapping[str, Any], found: InterpretedArray, zarr_format: i
     try:
         coding = _strict_coding(document, found, zarr_format)
     except UnsupportedError as unusual:
-        index = index_layout(document["codecs"], found.files) if zarr_format == 3 else None
+        index = None
+        with suppress(UnsupportedError):
+            index = index_layout(document["codecs"] if zarr_format == 3 else None, found.files)
         codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
-        return Coding(chunks=found.chunks, codec=codec, index=index)
+        return Coding(found.chunks, codec, index)
     if coding.chunks != found.chunks:
         raise UnreadableError(f"its chunks are {list(coding.chunks)} here but {list(found.chunks)} in zarr-python")
     return coding
@@ -295,11 +278,7 @@ def array_of(node: Node) -> ArrayMeta:
 
 _FRESH_NS = 50_000_000  # file systems count time in ticks: a file may change twice within one and keep its stamp
 _REMOTE_NS = 60 * 10**9  # remote documents cannot be checked for free, so cached ones expire
-
-
-_NAMES = ("zarr.json", ".zarray", ".zattrs")
-
-_Stamps = tuple[Stamp | None, ...]
+_Stamps = tuple[tuple[int, ...], ...]
 
 
 class MetaCache:
@@ -332,7 +311,7 @@ class MetaCache:
         # Stamps from before and after: if another process writes in between, the result is returned but not kept.
         began, before = self._clock(), _stamps(place)
         meta = read(place)
-        if before == _stamps(place) and all(stamp is None or stamp[1] < began - _FRESH_NS for stamp in before):
+        if before == _stamps(place) and all(not stamp or stamp[-1] < began - _FRESH_NS for stamp in before):
             with self._lock:
                 self._kept[place] = meta, before, began
                 self._kept.move_to_end(place)
@@ -345,5 +324,5 @@ def _stamps(place: str) -> _Stamps:
     """Return the stamps of the documents that matter; only zarr.json if it exists."""
     if "://" in place:
         return ()
-    first = stamp_document(place, _NAMES[0])
-    return (first,) if first is not None else (None, *(stamp_document(place, name) for name in _NAMES[1:]))
+    first = local_identity(f"{place}/zarr.json")
+    return (first,) if first else (first, *(local_identity(f"{place}/{name}") for name in (".zarray", ".zattrs")))

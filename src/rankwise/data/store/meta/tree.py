@@ -95,6 +95,19 @@ class StoredNodes:
 STORES = StoredNodes()
 
 
+def node_at(uri: str | os.PathLike[str], nodes: Nodes) -> Node:
+    """Return the node at a URI.
+
+    Raises:
+        DataError: there is none, or its documents cannot be read.
+    """
+    place = resolve_place(uri)
+    node = nodes.node(place)
+    if node is None:
+        raise nodes.missing(place)
+    return node
+
+
 def list_arrays(
     uri: str | os.PathLike[str], *, bad: dict[str, DataError] | None = None, nodes: Nodes = STORES
 ) -> dict[str, ArrayMeta]:
@@ -108,13 +121,10 @@ def list_arrays(
     Raises:
         DataError: there is no group, or an array in it is damaged or cannot form batches.
     """
-    place = resolve_place(uri)
-    node = nodes.node(place)
-    if node is None:
-        raise nodes.missing(place)
+    node = node_at(uri, nodes)
     if node.kind == "array":
         raise DataError(
-            f"{place} is a single Zarr array, not a group of arrays: use the path as that of an array, "
+            f"{node.place} is a single Zarr array, not a group of arrays: use the path as that of an array, "
             "read_meta(path) or ArraySource({'image': path})"
         )
     found: dict[str, ArrayMeta] = {}
@@ -190,9 +200,7 @@ def read_meta(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> ArrayMet
 
 
 def _read(nodes: Nodes, place: str) -> ArrayMeta:
-    node = nodes.node(place)
-    if node is None:
-        raise nodes.missing(place)
+    node = node_at(place, nodes)
     if node.kind == "group":
         raise DataError(f"{place} is a Zarr group, not an array; it {describe_group(node, nodes)}")
     return nodes.array(node)

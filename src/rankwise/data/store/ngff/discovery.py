@@ -154,29 +154,22 @@ def read_location(location: SearchLocation, nodes: Nodes) -> LocationContent:
 def _read_group(location: SearchLocation, group: Node, nodes: Nodes) -> LocationContent:
     ome = ome_attributes(group)
     if "plate" in ome and location.expect == "any":
-        return LocationContent(more=_wells(location, group, nodes))
+        wells = [
+            replace(_inner(location, well.path), expect="well").known(plate=location.ref.name, well=well.path)
+            for well in plate_of(group, nodes).wells
+        ]
+        return LocationContent(more=wells)
     if "well" in ome and location.expect != "image":
-        return LocationContent(more=_fields(location, group, nodes))
+        fields = [
+            replace(_inner(location, one.path), expect="image").known(field=one.path, acquisition=one.acquisition)
+            for one in fields_of(group, nodes)
+        ]
+        return LocationContent(more=fields)
     if "multiscales" in ome:
         return LocationContent(ref=location.ref, node=group)
     if location.expect != "any":
         raise DataError(f"the group {location.ref.place} has no 'multiscales', but its parent names it as an image")
     return LocationContent(more=_series(location, group, nodes) or _children(location, group, nodes))
-
-
-def _wells(location: SearchLocation, node: Node, nodes: Nodes) -> list[SearchLocation]:
-    wells = plate_of(node, nodes).wells
-    return [
-        replace(_inner(location, well.path), expect="well").known(plate=location.ref.name, well=well.path)
-        for well in wells
-    ]
-
-
-def _fields(location: SearchLocation, node: Node, nodes: Nodes) -> list[SearchLocation]:
-    return [
-        replace(_inner(location, one.path), expect="image").known(field=one.path, acquisition=one.acquisition)
-        for one in fields_of(node, nodes)
-    ]
 
 
 def _series(location: SearchLocation, node: Node, nodes: Nodes) -> list[SearchLocation]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, ome_attributes
-from rankwise.data.store.meta.tree import STORES, Nodes, describe_group
+from rankwise.data.store.meta.tree import STORES, Nodes, describe_group, node_at
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.attributes import Axis, compose, plain_axes, read_axes, take, take_list
 from rankwise.errors import DataError
@@ -189,17 +188,16 @@ def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes
     Raises:
         DataError: there is no image (the message says what there is), or a part of it is missing or damaged.
     """
-    place = resolve_place(uri)
-    node = nodes.node(place)
-    if node is None:
-        raise nodes.missing(place)
-    return image_of(node, nodes, multiscale=multiscale)
+    return image_of(node_at(uri, nodes), nodes, multiscale=multiscale)
 
 
 def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
     """Return the image for a node; see `open_image`."""
     if node.kind == "array":
-        return _plain_image(node, nodes)
+        array = nodes.array(node)
+        ones, zeros = (1.0,) * array.ndim, (0.0,) * array.ndim
+        level = ImageLevel(path="", array=array, scale=ones, translation=zeros)
+        return Image(place=node.place, name="", version="", axes=plain_axes(array), levels=(level,), nodes=nodes)
     ome = ome_attributes(node)
     if "multiscales" not in ome:
         raise DataError(
@@ -209,13 +207,6 @@ def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
     if not 0 <= multiscale < len(described):
         raise DataError(f"{node.place} describes {len(described)} images, but number {multiscale} was requested")
     return _read(node, ome, described[multiscale], nodes)
-
-
-def _plain_image(node: Node, nodes: Nodes) -> Image:
-    array = nodes.array(node)
-    ones, zeros = (1.0,) * array.ndim, (0.0,) * array.ndim
-    level = ImageLevel(path="", array=array, scale=ones, translation=zeros)
-    return Image(place=node.place, name="", version="", axes=plain_axes(array), levels=(level,), nodes=nodes)
 
 
 def _read(node: Node, ome: Mapping[str, Any], multiscale: Any, nodes: Nodes) -> Image:
@@ -242,7 +233,13 @@ def _levels(node: Node, multiscale: Any, axes: tuple[Axis, ...], nodes: Nodes) -
     levels = [_level(node, dataset, of_all, axes, nodes) for dataset in datasets]
     if any("coordinateTransformations" in dataset for dataset in datasets):
         return tuple(levels)
-    return _relative(levels)
+    # versions before 0.4 have none: scales follow from the shapes, relative to the finest level
+    first = levels[0].array.shape
+    scales = [
+        tuple(s * fine / max(1, own) for s, fine, own in zip(level.scale, first, level.array.shape, strict=True))
+        for level in levels
+    ]
+    return tuple(replace(level, scale=scale) for level, scale in zip(levels, scales, strict=True))
 
 
 def _level(node: Node, dataset: Any, of_all: Any, axes: tuple[Axis, ...], nodes: Nodes) -> ImageLevel:
@@ -271,20 +268,6 @@ def _below(node: Node, path: str, nodes: Nodes) -> Node | None:
         return nodes.node(f"{node.place}/{path}")
     inner = nodes.inside(node.place, node).get(name)
     return _below(inner, rest, nodes) if rest and inner is not None else inner
-
-
-def _relative(levels: list[ImageLevel]) -> tuple[ImageLevel, ...]:
-    """Derive scales from the shapes, relative to the finest level; for versions before 0.4, which have none."""
-    first = levels[0].array.shape
-    return tuple(
-        replace(
-            level,
-            scale=tuple(
-                s * fine / max(1, own) for s, fine, own in zip(level.scale, first, level.array.shape, strict=True)
-            ),
-        )
-        for level in levels
-    )
 
 
 def _channels(ome: Mapping[str, Any], place: str) -> tuple[str, ...]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node, ome_attributes
-from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.meta.tree import STORES, Nodes, node_at
 from rankwise.data.store.ngff.attributes import take, take_list
 from rankwise.data.store.ngff.images import Image, open_image, set_state, state_of
 from rankwise.errors import DataError
@@ -133,12 +132,9 @@ def open_plate(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> Plate:
     Raises:
         DataError: there is no plate, or its metadata are damaged.
     """
-    place = resolve_place(uri)
-    node = nodes.node(place)
-    if node is None:
-        raise nodes.missing(place)
+    node = node_at(uri, nodes)
     if node.kind == "array" or "plate" not in ome_attributes(node):
-        raise DataError(f"{place} is not an OME-Zarr plate: {node.kind} without the attribute 'plate'")
+        raise DataError(f"{node.place} is not an OME-Zarr plate: {node.kind} without the attribute 'plate'")
     return plate_of(node, nodes)
 
 
@@ -165,13 +161,12 @@ def fields_of(node: Node, nodes: Nodes) -> tuple[Field, ...]:
     """
     where = f"the well {node.place}"
     well = take(dict(ome_attributes(node)), "well", dict, where)
-    return tuple(_field(one, node, nodes, where) for one in take_list(well, "images", where))
-
-
-def _field(found: Any, node: Node, nodes: Nodes, where: str) -> Field:
-    path = _path(take(found, "path", str, f"an image of {where}"), where)
-    acquisition = take(found, "acquisition", (int, type(None)), f"an image of {where}", default=None)
-    return Field(path=path, place=f"{node.place}/{path}", acquisition=acquisition, nodes=nodes)
+    fields = []
+    for found in take_list(well, "images", where):
+        path = _path(take(found, "path", str, f"an image of {where}"), where)
+        acquisition = take(found, "acquisition", (int, type(None)), f"an image of {where}", default=None)
+        fields.append(Field(path=path, place=f"{node.place}/{path}", acquisition=acquisition, nodes=nodes))
+    return tuple(fields)
 
 
 def _well(found: Any, node: Node, rows: tuple[str, ...], columns: tuple[str, ...], nodes: Nodes) -> Well:

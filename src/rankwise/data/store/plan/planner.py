@@ -39,7 +39,6 @@ class ChunkTable:
     length: IntArray
 
     def __len__(self) -> int:
-        """Number of chunks."""
         return len(self.array)
 
 

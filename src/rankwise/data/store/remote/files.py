@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from rankwise._process.forks import renew_in_children
@@ -67,6 +68,15 @@ class JoinedRange:
     stop: int | None
     members: list[int] = field(default_factory=list)
 
+    def takes(self, piece: RemoteRange, stop: int | None, *, gap_bytes: int, max_bytes: int) -> bool:
+        """Whether a range that begins no earlier, and ends at `stop`, may join."""
+        if (piece.url, piece.etag) != (self.url, self.etag):
+            return False
+        if stop is None or self.stop is None:
+            return stop is self.stop
+        # a range inside costs nothing more, however long the joined range is
+        return stop <= self.stop or (piece.offset - self.stop <= gap_bytes and stop - self.start <= max_bytes)
+
 
 def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int) -> list[JoinedRange]:
     """Return the requests for ranges, by (URL, version, start). Empty ranges need none.
@@ -81,12 +91,11 @@ def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int
     )
     joined_ranges: list[JoinedRange] = []
     last: JoinedRange | None = None
-    for url, _, offset, index in order:
-        length = ranges[index].length
-        stop = None if length is None else offset + length
-        etag = ranges[index].etag
-        if last is None or not _joins(last, (url, etag), offset, stop, gap_bytes=gap_bytes, max_bytes=max_bytes):
-            last = JoinedRange(url=url, etag=etag, start=offset, stop=stop)
+    for *_, index in order:
+        piece = ranges[index]
+        stop = None if piece.length is None else piece.offset + piece.length
+        if last is None or not last.takes(piece, stop, gap_bytes=gap_bytes, max_bytes=max_bytes):
+            last = JoinedRange(url=piece.url, etag=piece.etag, start=piece.offset, stop=stop)
             joined_ranges.append(last)
         elif stop is not None and last.stop is not None and stop > last.stop:
             last.stop = stop
@@ -94,31 +103,12 @@ def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int
     return joined_ranges
 
 
-def _joins(
-    joined: JoinedRange,
-    version: tuple[str, str | None],
-    start: int,
-    stop: int | None,
-    *,
-    gap_bytes: int,
-    max_bytes: int,
-) -> bool:
-    if version != (joined.url, joined.etag):
-        return False
-    if stop is None or joined.stop is None:
-        return stop is joined.stop
-    # a range inside costs nothing more, however long the joined range is
-    return stop <= joined.stop or (start - joined.stop <= gap_bytes and stop - joined.start <= max_bytes)
-
-
 def interleave(joined_ranges: Iterable[JoinedRange]) -> list[JoinedRange]:
     """Order requests so that objects alternate, each in its own order: concurrent requests to one object slow down."""
-    seen: dict[str, int] = {}
-    turns: list[tuple[int, JoinedRange]] = []
+    of_object: dict[str, list[JoinedRange]] = {}
     for joined in joined_ranges:
-        turn = seen[joined.url] = seen.get(joined.url, -1) + 1
-        turns.append((turn, joined))
-    return [joined for _, joined in sorted(turns, key=lambda item: item[0])]
+        of_object.setdefault(joined.url, []).append(joined)
+    return [joined for turn in zip_longest(*of_object.values()) for joined in turn if joined is not None]
 
 
 def read_joined(

@@ -99,21 +99,9 @@ class RemoteStats(Summed):
     backoff_s: float = 0.0
 
 
-_SCHEMES = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "azure": "az",
-    "adl": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "http": "http",
-    "https": "http",
-    "file": "file",
-    "memory": "memory",
-}
+_KINDS = ("s3", "gs", "az", "http", "file", "memory")
+_ALIASES = {"s3a": "s3", "gcs": "gs", "azure": "az", "adl": "az", "abfs": "az", "abfss": "az", "https": "http"}
+_SCHEMES = dict(zip(_KINDS, _KINDS, strict=True)) | _ALIASES
 
 
 class Location(NamedTuple):
@@ -205,7 +193,6 @@ _CLIENT_OPTIONS = frozenset(
         "user_agent",
     }
 )
-_KINDS = ("s3", "gs", "az", "http", "file", "memory")
 
 # Also held while a store is opened: readers that start together would each connect. Requests run without it, because
 # obstore's stores allow many threads; an evicted store lives as long as its users.
@@ -251,7 +238,10 @@ def open_store(location: Location, options: RemoteOptions) -> Any:
     client, config = _arguments(location, options)
     # what stores read there; a user may fix it in a running notebook
     environment = {name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
-    key = (location.root, options.retry_deadline_s, *map(_frozen, (client, config, environment)))
+    parts = [
+        repr(sorted((name, repr(value)) for name, value in part.items())) for part in (client, config, environment)
+    ]
+    key = (location.root, options.retry_deadline_s, *parts)
     with _lock:
         if key in _stores:
             _stores.move_to_end(key)
@@ -302,20 +292,12 @@ def _arguments(location: Location, options: RemoteOptions) -> tuple[dict[str, An
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
     }
     # a URL with http:// allows it
-    if location.root.startswith("http:") or _endpoint(location, given).startswith("http:"):
+    own = "AWS_ENDPOINT_URL_S3" if os.environ.get("AWS_ENDPOINT_URL_S3") else "AWS_ENDPOINT_URL"
+    endpoint = str(given.get("endpoint", os.environ.get(own, "") if location.kind == "s3" else ""))
+    if location.root.startswith("http:") or endpoint.startswith("http:"):
         client["allow_http"] = True
     client.update({name: value for name, value in given.items() if name in _CLIENT_OPTIONS})
     config = {name: value for name, value in given.items() if name not in _CLIENT_OPTIONS}
     if "anonymous" in config:
         config["skip_signature"] = config.pop("anonymous")
     return client, {} if location.kind in ("http", "file") else config
-
-
-def _endpoint(location: Location, given: Mapping[str, Any]) -> str:
-    if "endpoint" in given or location.kind != "s3":
-        return str(given.get("endpoint", ""))
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-
-
-def _frozen(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, repr(value)) for name, value in values.items()))

@@ -130,20 +130,14 @@ def classify(error: BaseException) -> Failure:
         (kind, reason, mend) for pattern, kind, reason, mend in _MEANINGS if re.search(pattern, f"{name}: {text}")
     )
     cause = re.search(r'message: "([^"]*)"', text)
+    status, code = re.search(r"status code: (\d{3}[^:\n]*)", text), re.search(r"<Code>(\w+)</Code>", text)
+    answer = (status[1].strip() if status else "") + (f" ({code[1]})" if code else "")
     words = {
         "first": text.partition("\n")[0][:300],
-        "status": _status(text) or "access is denied",
+        "status": answer or "access is denied",  # for example "503 Service Unavailable (SlowDown)"
         "cause": f" ({cause[1]})" if cause else "",
     }
-    code = re.search(r"<Code>(\w+)</Code>", text)
     return Failure(kind, reason.format_map(words), mend if code is None else _CODE_MENDS.get(code[1], mend))
-
-
-def _status(text: str) -> str:
-    """Return "503 Service Unavailable (SlowDown)" from the text of an error."""
-    status = re.search(r"status code: (\d{3}[^:\n]*)", text)
-    code = re.search(r"<Code>(\w+)</Code>", text)
-    return (status[1].strip() if status else "") + (f" ({code[1]})" if code else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,26 +205,6 @@ def send(store: Any, location: Location, request: ObjectRequest) -> Part:
     """
     import obstore
 
-    if request.what == "size":
-        meta = obstore.head(store, location.path)
-        data = memoryview(b"")
-    else:
-        result = obstore.get(store, location.path, options=_options(request))  # type: ignore[arg-type]
-        meta, (first, last) = result.meta, result.range
-        data = memoryview(result.bytes())
-        if data.nbytes != last - first:
-            raise TruncatedError(f"{data.nbytes} bytes arrived, but {last - first} were announced")
-    part = Part(data, int(meta["size"]), _version(meta))
-    if request.etag is not None and part.etag is not None and part.etag != request.etag:
-        raise ObjectChangedError(
-            f"{request.url} was replaced while it was open: its version was {request.etag}, now {part.etag} "
-            f"({part.size} bytes). Reopen the data, and do not write to data while they are read",
-            url=request.url,
-        )
-    return part
-
-
-def _options(request: ObjectRequest) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if request.start < 0:
         options["range"] = {"suffix": -request.start}
@@ -241,12 +215,22 @@ def _options(request: ObjectRequest) -> dict[str, Any]:
     # a weak tag never matches here (RFC 9110, 13.1.1); it is compared with that of the answer
     if request.etag is not None and request.etag.startswith('"'):
         options["if_match"] = request.etag
-    return options
-
-
-def _version(meta: Any) -> str | None:
-    tag = meta["e_tag"]
-    if tag:
-        return str(tag)
+    if request.what == "size":
+        meta = obstore.head(store, location.path)
+        data = memoryview(b"")
+    else:
+        result = obstore.get(store, location.path, options=options)  # type: ignore[arg-type]
+        meta, (first, last) = result.meta, result.range
+        data = memoryview(result.bytes())
+        if data.nbytes != last - first:
+            raise TruncatedError(f"{data.nbytes} bytes arrived, but {last - first} were announced")
     # servers without entity tags: modification time and size stand for the version
-    return f"{meta['last_modified'].isoformat()} {meta['size']}"
+    version = str(meta["e_tag"] or f"{meta['last_modified'].isoformat()} {meta['size']}")
+    part = Part(data, int(meta["size"]), version)
+    if request.etag is not None and part.etag is not None and part.etag != request.etag:
+        raise ObjectChangedError(
+            f"{request.url} was replaced while it was open: its version was {request.etag}, now {part.etag} "
+            f"({part.size} bytes). Reopen the data, and do not write to data while they are read",
+            url=request.url,
+        )
+    return part
