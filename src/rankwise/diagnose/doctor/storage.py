@@ -59,7 +59,9 @@ def check_data(arguments: str | None) -> Check:
         words = shlex.split(arguments)
     except ValueError as error:
         return failed("data", _NAME, f"--data {arguments!r}: {error}", "quote the store and its options as in a shell")
-    if "--crop" not in words and words:
+    if not words or not words[0]:
+        return failed("data", _NAME, f"--data {arguments!r} names no store", "rankwise doctor --data STORE")
+    if "--crop" not in words:
         extent = _chunk(Path(words[0]))
         if not extent:
             mend = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
