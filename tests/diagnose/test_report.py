@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rankwise
+from rankwise.cli.diagnosis import report_command
 from rankwise.diagnose.report import write_report
 from rankwise.diagnose.report.series import collect, envelope
 from rankwise.errors import ConfigError
@@ -273,3 +274,5 @@ def test_the_page_on_standard_output(tmp_path):
         assert page.endswith(b"</html>\n")
     assert pages[1].stdout == b"file\n"
     assert not (tmp_path / "-").exists()
+    with pytest.raises(ConfigError, match="leave out --open"):
+        report_command([tmp_path / "run"], out=Path("-"), show=True)

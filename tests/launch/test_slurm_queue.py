@@ -188,6 +188,7 @@ def test_the_number_of_a_submitted_job_arrives(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().err
     assert "will not know job 7" in told
     assert "set XDG_STATE_HOME to a folder that the nodes share" in told
+    assert handle_module.SlurmHandle.find_all() == []  # reading creates no folder
 
 
 def test_names_in_any_encoding(tmp_path, monkeypatch, wait_until):

@@ -211,13 +211,15 @@ def report_command(
     """Write a self-contained HTML report on runs: curves, times, restarts, findings, checkpoints. Runs no code."""
     from rankwise.diagnose.report import write_report
 
-    page = out if out is not None else runs[0] / "report.html"
-    page = Path("/dev/stdout") if page == Path("-") else page
-    found = write_report(runs, page, lint=lint, doctor=doctor)
+    page = out or runs[0] / "report.html"
+    to_stdout = page == Path("-")
+    if to_stdout and show:
+        raise ConfigError("--open opens a file, but -o - writes to standard output: give -o FILE, or leave out --open")
+    found = write_report(runs, Path("/dev/stdout") if to_stdout else page, lint=lint, doctor=doctor)
     for run in found:
         for note in run.notes:
             typer.echo(f"{run.name}: {note}", err=True)
-    if page != Path("/dev/stdout"):
+    if not to_stdout:
         print(page)
     if show:
         import webbrowser

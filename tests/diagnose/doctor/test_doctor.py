@@ -187,6 +187,7 @@ def test_the_data_are_read(tmp_path, monkeypatch):
     assert row["mb_s"] == pytest.approx(row["crops_per_s"] * 4 * 16 * 16 * 2 / 1e6)
     assert check_data(str(tmp_path)).status == "pass"  # a folder of arrays
     assert "No closing quotation" in check_data("'a b").evidence
+    assert check_data("").evidence.startswith("'' is not a local Zarr array")
     missing = check_data(str(tmp_path / "none"))
     assert (missing.status, "--crop" in missing.mend) == ("fail", True)
 

@@ -203,9 +203,13 @@ def test_rankwise_loaders_are_waited_for_too(tmp_path, monkeypatch):
 
 
 def test_a_script_that_is_too_short_says_by_how_much(tmp_path):
-    """And one that fails says why; numbers that cannot work start nothing."""
+    """And one that fails says why, and keeps the traces that were there; numbers that cannot work start nothing."""
+    earlier = tmp_path / "traces" / "rank-0.trace.json.gz"
+    earlier.parent.mkdir()
+    earlier.touch()
     script = Script(path=JOB, args=("steps=4",), num_threads=1)
     with pytest.raises(LaunchError, match="took 4 optimizer steps on rank 0 of 1, but 12 are needed"):
         profile_script(script, num_ranks=1, steps=8, skip=2, folder=tmp_path)
+    assert list(earlier.parent.iterdir()) == [earlier]
     with pytest.raises(ConfigError, match="at least 1, got 2, 0 and 5"):
         profile_script(script, steps=0, folder=tmp_path)

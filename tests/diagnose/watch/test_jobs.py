@@ -42,3 +42,10 @@ def test_the_list_of_jobs(monkeypatch, capsys):
         vitals.remove_folder(folder)
     with pytest.raises(ConfigError, match="takes no job, got '7'"):
         watch_command("7", list_jobs=True)
+
+
+@pytest.mark.parametrize("job", ["", "x", "12.", "-V", "12_3_4", "12 "])
+def test_what_is_no_slurm_job_is_refused_before_slurm_is_asked(job):
+    """Here is no Slurm: asking it would be another error."""
+    with pytest.raises(ConfigError, match=f"needs a job id, such as 12, 12_3, 12.0 or 12.batch, got {job!r}"):
+        watch_command(slurm=job)

@@ -56,14 +56,14 @@ def check_data(arguments: str | None) -> Check:
     if arguments is None:
         return not_run("data", _NAME, "no dataset given", "rankwise doctor --data STORE")
     try:
-        words = shlex.split(arguments)
+        words = shlex.split(arguments) or [""]
     except ValueError as error:
         return failed("data", _NAME, f"--data {arguments!r}: {error}", "quote the store and its options as in a shell")
-    if "--crop" not in words and words:
-        extent = _chunk(Path(words[0]))
+    if "--crop" not in words:
+        extent = _chunk(Path(words[0])) if words[0] else []
         if not extent:
             mend = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
-            return failed("data", _NAME, f"{words[0]} is not a local Zarr array, so its chunks are unknown", mend)
+            return failed("data", _NAME, f"{words[0]!r} is not a local Zarr array, so its chunks are unknown", mend)
         words += ["--crop", ",".join(map(str, extent))]
     command = [sys.executable, "-P", "-m", "rankwise", "data", "bench", *words, "--json"]
     try:

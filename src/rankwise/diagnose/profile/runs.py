@@ -84,19 +84,18 @@ def profile_script(
     if min(num_ranks, steps, skip) < 1:
         raise ConfigError(f"ranks, steps and skip must be at least 1, got {num_ranks}, {steps} and {skip}")
     traces = folder / "traces"
-    _make_room(traces)
-    task = Task(folder=str(traces.resolve()), skip=skip, traced=steps, to_end=to_end)
-    run_recorded(script, num_ranks, task)
-    profile = profile_traces(folder)
+    traces.mkdir(parents=True, exist_ok=True)
+    # in a folder of its own: another profile may record into the same run directory, or this one may fail
+    with tempfile.TemporaryDirectory(prefix=".recording-", dir=traces) as fresh:
+        task = Task(folder=str(Path(fresh).resolve()), skip=skip, traced=steps, to_end=to_end)
+        run_recorded(script, num_ranks, task)
+        profile = profile_traces(Path(fresh))
+        for old in [*traces.glob("rank-*.trace.json.gz"), *traces.glob("rank-*.json")]:
+            old.unlink(missing_ok=True)
+        for new in Path(fresh).iterdir():
+            new.replace(traces / new.name)
     profile.command = (script.path, *script.args)
     return profile
-
-
-def _make_room(traces: Path) -> None:
-    """Create the folder for traces; remove only the traces of an earlier profile."""
-    traces.mkdir(parents=True, exist_ok=True)
-    for old in [*traces.glob("rank-*.trace.json.gz"), *traces.glob("rank-*.json")]:
-        old.unlink()
 
 
 def sweep_setting(

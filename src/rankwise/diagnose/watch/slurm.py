@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,8 @@ def inspect_slurm_job(job: str, timeout_s: float) -> tuple[Evidence, dict[str, s
         LaunchError: Slurm is not installed, or does not answer.
     """
     job_id, _, step = job.partition(".")
+    if not re.fullmatch(r"\d+([_+]\d+)?(\.(\d+|batch))?", job, re.ASCII):
+        raise ConfigError(f"--slurm needs a job id, such as 12, 12_3, 12.0 or 12.batch, got {job!r}: see rankwise jobs")
     fields = job_fields(job_id)
     if fields is None:
         raise ConfigError(
@@ -74,8 +77,18 @@ def inspect_slurm_job(job: str, timeout_s: float) -> tuple[Evidence, dict[str, s
 
 @contextlib.contextmanager
 def _shared_folder() -> Iterator[Path]:
-    """Create a folder shared with the nodes and private to this user, as the output of several tasks would be mixed."""
-    folder = Path(tempfile.mkdtemp(prefix="watch-", dir=state_folder()))
+    """Create a folder shared with the nodes and private to this user, as the output of several tasks would be mixed.
+
+    Raises:
+        LaunchError: it cannot be created.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="watch-", dir=state_folder()))
+    except OSError as error:
+        raise LaunchError(
+            f"the folder for the answers of the nodes cannot be created: {error}; set XDG_STATE_HOME to a folder that "
+            "the nodes share"
+        ) from error
     try:
         yield folder
     finally:

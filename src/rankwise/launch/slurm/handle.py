@@ -181,7 +181,8 @@ class SlurmHandle:
     def find_all(cls) -> list[SlurmHandle]:
         """Return all remembered handles, newest first; a file that cannot be read is skipped with a message."""
         found = []
-        for path in sorted(state_folder().glob("job-*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        files = state_folder(create=False).glob("job-*.json")
+        for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
             try:
                 found.append(_read(path))
             except ConfigError as error:
@@ -198,7 +199,7 @@ class SlurmHandle:
         """
         if not job_id.isdecimal():
             raise ConfigError(f"a Slurm job id must be a number, got {job_id!r}; `rankwise jobs --all` lists yours")
-        path = state_folder() / f"job-{job_id}.json"
+        path = state_folder(create=False) / f"job-{job_id}.json"
         if path.exists():
             return _read(path)
         fields = job_fields(job_id)

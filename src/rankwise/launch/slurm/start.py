@@ -123,8 +123,9 @@ def num_ready(folder: Path) -> int:
     return sum(1 for _ in folder.glob("ready-*"))
 
 
-def state_folder() -> Path:
-    """Return this user's folder for the state of jobs, shared with the nodes; create it if missing."""
+def state_folder(*, create: bool = True) -> Path:
+    """Return this user's folder for the state of jobs, shared with the nodes; whoever writes into it creates it."""
     folder = user_folder("XDG_STATE_HOME", ".local/state") / "slurm"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if create:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
