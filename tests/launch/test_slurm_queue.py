@@ -147,7 +147,7 @@ def test_the_logs_of_a_job_that_slurm_has_forgotten_end(asked, tmp_path, monkeyp
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 7}', '{"job_id": "8", "fol', "\xff"])
 def test_a_damaged_file_of_a_job_is_skipped(tmp_path, monkeypatch, capsys, text):
     """`rankwise jobs` lists the others and says so; who asks for that job is told the file."""
-    monkeypatch.setattr(handle_module, "state_folder", lambda: tmp_path)
+    monkeypatch.setattr(handle_module, "state_folder", lambda **_: tmp_path)
     job = handle_module.SlurmHandle(job_id="7", folder=tmp_path, name="sum", num_ranks=1)
     job.remember()
     damaged = tmp_path / "job-8.json"
