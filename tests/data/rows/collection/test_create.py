@@ -6,7 +6,7 @@ import anndata
 import pytest
 import zarr
 
-from rankwise.data.rows import DatasetCollection, RowSource
+from rankwise.data.rows import DatasetCollection, RowSource, write_sharded
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
@@ -23,7 +23,7 @@ def test_an_anndata_store_is_not_replaced(tmp_path, zarr_format):
 
 
 def test_what_is_no_group_is_refused(tmp_path):
-    """Files, links to nothing, arrays and groups of Zarr v2 are refused by name, with what to do."""
+    """Files, what lies below them, links to nothing, arrays and groups of Zarr v2 are refused by name."""
     made = small_anndata(20, 5)
     made.write_h5ad(tmp_path / "a.h5ad")
     zarr.create_array(str(tmp_path / "array.zarr"), shape=(3,), dtype="i4")
@@ -36,6 +36,14 @@ def test_what_is_no_group_is_refused(tmp_path):
         pytest.raises(ConfigError, match=r"a.h5ad is a file, but a collection is a folder: .* an input"),
     ):
         DatasetCollection(tmp_path / "a.h5ad")
+    below = tmp_path / "a.h5ad" / "cells.zarr"
+    said = r"a.h5ad/cells.zarr lies in \S+/a.h5ad, which is a file, but a (collection|store) is a folder"
+    with pytest.raises(ConfigError, match=said):
+        DatasetCollection(below)
+    with pytest.raises(ConfigError, match=said):
+        write_sharded(below, made)
+    with pytest.raises(ConfigError, match=r"a.h5ad is a file, but a store is a folder"):
+        write_sharded(tmp_path / "a.h5ad", made)
     with pytest.raises(DataError, match=r"array.zarr is not a Zarr group"):
         DatasetCollection(tmp_path / "array.zarr")
     with pytest.raises(ConfigError, match="Zarr v3 group, got v2: choose a new path"):

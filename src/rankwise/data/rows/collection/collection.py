@@ -16,6 +16,7 @@ from rankwise.data.rows.collection.journal import explain_disk_errors, listed_na
 from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets, load_anndata
 from rankwise.data.rows.obs import name_list, read_tables
 from rankwise.data.rows.ordered import open_rows
+from rankwise.data.rows.output.sharded import refuse_file
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader, load_zarr
 from rankwise.errors import ConfigError, DataError
@@ -272,11 +273,9 @@ def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
 def _open(path: Path, mode: str) -> Any:
     if path.suffix != ".zarr":
         warnings.warn(f"names of collections must end in .zarr, got {path}", stacklevel=4)
-    if path.is_file() or (mode == "a" and path.is_symlink() and not path.exists()):
-        what = "a file" if path.is_file() else f"a link to {path.readlink()}, which does not exist"
-        raise ConfigError(
-            f"{path} is {what}, but a collection is a folder: choose another path (a file is an input of add_adatas)"
-        )
+    refuse_file(path, "a collection", " (a file is an input of add_adatas)")
+    if mode == "a" and path.is_symlink() and not path.exists():
+        raise ConfigError(f"{path} is a link to {path.readlink()}, which does not exist, but a collection is a folder")
     if mode != "a" and not path.is_dir():
         raise DataError(f"there is no collection at {path}; mode={mode!r} does not create one, mode='a' does")
     zarr = load_zarr()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,7 +201,7 @@ def write_sharded(
             `row_nnz` beside `indptr` separates them from true elements. Readers that do not know it see the zeros.
 
     Raises:
-        ConfigError: there are no rows, the group is not Zarr v3, or a number is invalid.
+        ConfigError: there are no rows, the group is not Zarr v3, its path is a file, or a number is invalid.
         MissingExtraError: anndata or zarr is not installed.
     """
     codecs = codecs_of(compressors, "compressors")
@@ -211,6 +212,7 @@ def write_sharded(
         raise ConfigError(f"write_sharded needs an AnnData, got {type(adata).__name__}: anndata.AnnData(X) makes one")
     anndata, zarr = load_anndata(), load_zarr()
     if isinstance(group, (str, os.PathLike)):
+        refuse_file(Path(group), "a store")
         group = zarr.open_group(group, mode="a", zarr_format=3)
     if not hasattr(group, "store_path"):
         raise ConfigError(f"write_sharded needs a Zarr group, or the path of one, got {type(group).__name__}")
@@ -235,6 +237,18 @@ _SETTINGS = {  # each version of anndata has some of these
     "auto_shard_zarr_v3": False,
     "allow_write_nullable_strings": True,
 }
+
+
+def refuse_file(path: Path, what: str, mend: str = "") -> None:
+    """Refuse a place for a folder that is a file, or lies below one.
+
+    Raises:
+        ConfigError: it does; the message names the file.
+    """
+    for place in (path, *path.parents):
+        if place.is_file():
+            where = f"{path} is" if place == path else f"{path} lies in {place}, which is"
+            raise ConfigError(f"{where} a file, but {what} is a folder: choose another path{mend}")
 
 
 @contextmanager
