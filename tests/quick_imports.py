@@ -107,6 +107,22 @@ def ask_no_compiler(module):
     profile.prepare_trace = prepare_trace
 
 
+def compare_plain_shapes(module):
+    """`torch.autograd._make_grads`: a backward pass with a gradient loads sympy to compare shapes, of symbols only."""
+    make, torch = module._make_grads, sys.modules["torch"]
+
+    def is_plain(out, grad):
+        tensors = isinstance(out, torch.Tensor) and isinstance(grad, torch.Tensor)
+        return tensors and not out.is_nested and out.shape == grad.shape and out.is_complex() == grad.is_complex()
+
+    def _make_grads(outputs, grads, is_grads_batched):
+        if "sympy" not in sys.modules and not is_grads_batched and all(map(is_plain, outputs, grads)):
+            return tuple(grads)
+        return make(outputs, grads, is_grads_batched)
+
+    module._make_grads = _make_grads
+
+
 def let_threads_finish(module):
     """`destroy_process_group` of scripts that know only torch: first give the interpreter to gloo's threads."""
     destroy = module.destroy_process_group
@@ -121,6 +137,7 @@ def let_threads_finish(module):
 
 AFTER = {
     "torch._compile": disable_when_loaded,
+    "torch.autograd": compare_plain_shapes,
     "torch.distributed.distributed_c10d": let_threads_finish,
     "torch.optim.optimizer": break_graphs_when_loaded,
     "torch.nn.parallel.distributed": set_default_of_ddp,
