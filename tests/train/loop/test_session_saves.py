@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import importlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ from torch import nn
 
 from rankwise import Order
 from rankwise.checkpoint import Checkpointer, Replicated
+from rankwise.errors import RunDirError
 from rankwise.testing import ArrayLoader, run_ranks
-from rankwise.tracking import Tracker
+from rankwise.tracking import Tracker, read_metrics
 from rankwise.train import Hooks, Trainer, unwrapped
 from rankwise.world import World
 
@@ -178,3 +181,53 @@ def test_a_run_that_a_hook_ends_after_an_epoch_keeps_that_epochs_values(tmp_path
     )
     best = Checkpointer(tmp_path / "run", world=World.single(), metric="loss").best()
     assert (best.step, best.metrics) == (result.num_steps, {"loss": result.metrics["loss"]})
+
+
+def save_on_a_full_disk(world, folder):
+    """Train while only the main rank's lines cannot be written; return the error."""
+
+    def full(trainer, step):
+        if world.is_main:
+            trainer.session.tracker.log(step, {"mine": 1.0})
+            trainer.session.tracker.log(step, {"mine": 2.0})  # within a tenth of a second: buffered
+            tracking.append_line = no_space
+
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tracking = importlib.import_module("rankwise.tracking.jsonl")
+    append = tracking.append_line
+    model = nn.Linear(4, 2).double()
+    options = {"run": f"{folder}/run", "progress": False, "save_every": 2, "log_every": 100}
+    trainer = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        losses,
+        world=world,
+        hooks=Hooks(checkpoint_begin=full),
+        **options,
+    )
+    with pytest.raises(RunDirError) as caught:
+        trainer.fit(loader(world), epochs=1)
+    tracking.append_line = append
+    return str(caught.value)
+
+
+def test_every_rank_fails_where_the_main_one_cannot_write_its_numbers(tmp_path):
+    """With the cause, and at once: the others do not wait in the save."""
+    for told in run_ranks(save_on_a_full_disk, 2, str(tmp_path)):
+        assert re.search(r"No space left on device: .*metrics\.jsonl.*; check path, permissions and free space", told)
+
+
+def test_what_a_hook_logs_last_is_kept(tmp_path):
+    """After the last checkpoint, within the time that a line may wait."""
+
+    def last(trainer, epoch, _values):
+        for number in range(3):
+            trainer.session.tracker.log(trainer.session.progressed.num_steps, {"mine": number}, epoch=epoch)
+
+    model = nn.Linear(4, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"run": tmp_path / "run", "progress": False, "hooks": Hooks(epoch_end=last)}
+    Trainer(model, optimizer, losses, world=World.single(), **options).fit(loader(World.single()), epochs=1)
+    assert [line["mine"] for line in read_metrics(tmp_path / "run") if "mine" in line] == [0, 1, 2]
