@@ -69,7 +69,7 @@ def is_file_at(fd: int, path: Path) -> bool:
 
 def read_lines(fd: int) -> bytes:
     """Return the whole content of an open file, which need not have a name any more."""
-    with open(fd, "rb", closefd=False) as file:  # noqa: PTH123  (a descriptor)
+    with open(fd, "rb", closefd=False) as file:
         file.seek(0)
         return file.read()
 

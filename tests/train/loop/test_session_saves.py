@@ -16,7 +16,7 @@ from rankwise.checkpoint import Checkpointer, Replicated
 from rankwise.errors import RunDirError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.tracking import Tracker, read_metrics
-from rankwise.train import Hooks, Trainer, unwrapped
+from rankwise.train import EMA, Hooks, Trainer, unwrapped
 from rankwise.world import World
 
 
@@ -57,7 +57,7 @@ def train(world, run, *, stop=None, **options):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)).double()
-    average, seen = Average(model), []
+    average, ema, seen = Average(model), EMA(model), []
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
 
     def step_end(trainer, report):
@@ -74,7 +74,7 @@ def train(world, run, *, stop=None, **options):
         losses,
         world=world,
         run=run,
-        hooks=Hooks(step_end=step_end),
+        hooks=[Hooks(step_end=step_end), ema],  # the EMA is not called at the step of the crash
         parts={"average": Replicated(average), "own_scaler": Replicated(scaler)},
         progress=False,
         save_every=1,
@@ -86,7 +86,8 @@ def train(world, run, *, stop=None, **options):
     except StopError:
         return None
     weights = [p.detach().clone() for p in unwrapped(trainer.model).parameters()]
-    return weights, list(average.values.values()), scaler.get_scale(), dict(result.metrics), seen[-3:]
+    averages = [*average.values.values(), *ema.state_dict()["averages"].values()]
+    return weights, averages, scaler.get_scale(), dict(result.metrics), seen[-3:]
 
 
 def equal(left, right):
@@ -98,10 +99,10 @@ def equal(left, right):
 
 
 def straight_and_crashed(world, folder):
-    """In one go with plain saves; crashed twice with a thread that writes, whose last save may be lost."""
+    """In one go with plain saves; crashed at log steps, the second time with a thread, whose last save may be lost."""
     wanted = train(world, f"{folder}/whole")
-    for stop in (3, 6):
-        assert train(world, f"{folder}/crashed", stop=stop, asynchronous=True) is None
+    for stop, asynchronous in ((3, False), (6, True)):
+        assert train(world, f"{folder}/crashed", stop=stop, asynchronous=asynchronous) is None
         world.barrier()
     return wanted, train(world, f"{folder}/crashed", asynchronous=True)
 
