@@ -105,7 +105,11 @@ def refused(world):
         model.body.float()
         return prepare_optimizer(sgd(model), prepare(model, world, strategy=strategy))
 
+    def channels_last():
+        return fsdp(torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
+
     return {
+        "strides": said_of(channels_last),
         "zero1 mixed": said_of(lambda: mixed("zero1")),
         "fsdp mixed": said_of(lambda: mixed("fsdp")),
         "ddp mixed": said_of(lambda: mixed("ddp")),
@@ -122,6 +126,7 @@ def refused(world):
 def test_what_a_sharded_step_cannot_be_exact_with_is_refused():
     """On every rank and before the first step, with the mend."""
     wanted = {
+        "strides": "these are not: weight: call model.to(memory_format=torch.contiguous_format) before",
         "zero1 mixed": "strategy='zero1' shards parameters of one dtype together, but these have torch.float32, torch",
         "fsdp mixed": "strategy='fsdp' shards parameters of one dtype together, but these have torch.float32, torch",
         "ddp mixed": "nothing",

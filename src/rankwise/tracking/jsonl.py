@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import time
@@ -13,8 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import RunDirError
-from rankwise.tracking.metrics_file import append_line, encode_line, open_lines, read_metrics, repair_tail
+from rankwise.tracking.metrics_file import (
+    append_line,
+    encode_line,
+    is_file_at,
+    open_lines,
+    read_lines,
+    read_metrics,
+    repair_tail,
+)
 from rankwise.tracking.run_dir import RunDir
+
+_log = logging.getLogger("rankwise.tracking")
 
 
 class JsonlSink:
@@ -61,7 +72,7 @@ class JsonlSink:
             FencedError: a newer attempt owns the run; the lines are dropped.
         """
         held, self._held = self._held, []
-        if held:
+        if held or not self._is_there():
             self._append(b"".join(encode_line(record, values) for record, values in held))
             self._written_s = time.monotonic()
 
@@ -75,10 +86,14 @@ class JsonlSink:
         # Another attempt may begin between the check and the write: its first line invalidates these lines. The open
         # file is the one that was checked: it stays with a run that is moved away.
         try:
-            if self._open and self._run is not None and self._run.is_undisturbed():
+            there = self._is_there()
+            if there and self._open and self._run is not None and self._run.is_undisturbed():
                 append_line(self._open[0], lines)
                 return
             with self._fence():
+                if not there and not self._path.exists():  # a replaced file is gone on with
+                    _log.warning("%s was removed; it is written anew, with all its lines: copy it instead", self._path)
+                    lines = read_lines(self._open[0]) + lines
                 _close(self._open)  # closing makes the data visible to other clients of a network file system
                 self._open.append(open_lines(self._path))
                 append_line(self._open[0], lines)
@@ -87,6 +102,10 @@ class JsonlSink:
             raise
         if self._run is None:
             _close(self._open)
+
+    def _is_there(self) -> bool:
+        """Whether nobody has removed or replaced the open file: its lines would be lost."""
+        return not self._open or is_file_at(self._open[0], self._path)
 
     def _fence(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self._run is None else self._run.fence()

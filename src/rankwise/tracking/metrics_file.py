@@ -56,7 +56,22 @@ def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes
 
 def open_lines(path: Path) -> int:
     """Return a descriptor for `append_line`; the caller closes it."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode_in(path.parent))
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode_in(path.parent))
+
+
+def is_file_at(fd: int, path: Path) -> bool:
+    """Whether the open file is still the one at `path`: it may have been removed, renamed or replaced."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def read_lines(fd: int) -> bytes:
+    """Return the whole content of an open file, which need not have a name any more."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read()
 
 
 def append_line(fd: int, line: bytes) -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import importlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,10 @@ from torch import nn
 
 from rankwise import Order
 from rankwise.checkpoint import Checkpointer, Replicated
+from rankwise.errors import RunDirError
 from rankwise.testing import ArrayLoader, run_ranks
-from rankwise.tracking import Tracker
-from rankwise.train import Hooks, Trainer, unwrapped
+from rankwise.tracking import Tracker, read_metrics
+from rankwise.train import EMA, Hooks, Trainer, unwrapped
 from rankwise.world import World
 
 
@@ -54,7 +57,7 @@ def train(world, run, *, stop=None, **options):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)).double()
-    average, seen = Average(model), []
+    average, ema, seen = Average(model), EMA(model), []
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
 
     def step_end(trainer, report):
@@ -71,7 +74,7 @@ def train(world, run, *, stop=None, **options):
         losses,
         world=world,
         run=run,
-        hooks=Hooks(step_end=step_end),
+        hooks=[Hooks(step_end=step_end), ema],  # the EMA is not called at the step of the crash
         parts={"average": Replicated(average), "own_scaler": Replicated(scaler)},
         progress=False,
         save_every=1,
@@ -83,7 +86,8 @@ def train(world, run, *, stop=None, **options):
     except StopError:
         return None
     weights = [p.detach().clone() for p in unwrapped(trainer.model).parameters()]
-    return weights, list(average.values.values()), scaler.get_scale(), dict(result.metrics), seen[-3:]
+    averages = [*average.values.values(), *ema.state_dict()["averages"].values()]
+    return weights, averages, scaler.get_scale(), dict(result.metrics), seen[-3:]
 
 
 def equal(left, right):
@@ -95,10 +99,10 @@ def equal(left, right):
 
 
 def straight_and_crashed(world, folder):
-    """In one go with plain saves; crashed twice with a thread that writes, whose last save may be lost."""
+    """In one go with plain saves; crashed at log steps, the second time with a thread, whose last save may be lost."""
     wanted = train(world, f"{folder}/whole")
-    for stop in (3, 6):
-        assert train(world, f"{folder}/crashed", stop=stop, asynchronous=True) is None
+    for stop, asynchronous in ((3, False), (6, True)):
+        assert train(world, f"{folder}/crashed", stop=stop, asynchronous=asynchronous) is None
         world.barrier()
     return wanted, train(world, f"{folder}/crashed", asynchronous=True)
 
@@ -178,3 +182,53 @@ def test_a_run_that_a_hook_ends_after_an_epoch_keeps_that_epochs_values(tmp_path
     )
     best = Checkpointer(tmp_path / "run", world=World.single(), metric="loss").best()
     assert (best.step, best.metrics) == (result.num_steps, {"loss": result.metrics["loss"]})
+
+
+def save_on_a_full_disk(world, folder):
+    """Train while only the main rank's lines cannot be written; return the error."""
+
+    def full(trainer, step):
+        if world.is_main:
+            trainer.session.tracker.log(step, {"mine": 1.0})
+            trainer.session.tracker.log(step, {"mine": 2.0})  # within a tenth of a second: buffered
+            tracking.append_line = no_space
+
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    tracking = importlib.import_module("rankwise.tracking.jsonl")
+    append = tracking.append_line
+    model = nn.Linear(4, 2).double()
+    options = {"run": f"{folder}/run", "progress": False, "save_every": 2, "log_every": 100}
+    trainer = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        losses,
+        world=world,
+        hooks=Hooks(checkpoint_begin=full),
+        **options,
+    )
+    with pytest.raises(RunDirError) as caught:
+        trainer.fit(loader(world), epochs=1)
+    tracking.append_line = append
+    return str(caught.value)
+
+
+def test_every_rank_fails_where_the_main_one_cannot_write_its_numbers(tmp_path):
+    """With the cause, and at once: the others do not wait in the save."""
+    for told in run_ranks(save_on_a_full_disk, 2, str(tmp_path)):
+        assert re.search(r"No space left on device: .*metrics\.jsonl.*; check path, permissions and free space", told)
+
+
+def test_what_a_hook_logs_last_is_kept(tmp_path):
+    """After the last checkpoint, within the time that a line may wait."""
+
+    def last(trainer, epoch, _values):
+        for number in range(3):
+            trainer.session.tracker.log(trainer.session.progressed.num_steps, {"mine": number}, epoch=epoch)
+
+    model = nn.Linear(4, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"run": tmp_path / "run", "progress": False, "hooks": Hooks(epoch_end=last)}
+    Trainer(model, optimizer, losses, world=World.single(), **options).fit(loader(World.single()), epochs=1)
+    assert [line["mine"] for line in read_metrics(tmp_path / "run") if "mine" in line] == [0, 1, 2]

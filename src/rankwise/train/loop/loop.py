@@ -262,9 +262,9 @@ class Loop:
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
-        if self.ledger.pending:  # between two log lines: saving communicates anyway
-            news = self.world.all_gather_object((self.ledger.first_problem(), self.hooks.report()))
-            self._settle(*zip(*news, strict=True))
+        # at a log step, too: a hook may have failed after its line, and those behind it were not called
+        news = self.world.all_gather_object((self.ledger.first_problem(), self.hooks.report()))
+        self._settle(*zip(*news, strict=True))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)
         self.session.progressed.stopped = self.hooks.stop

@@ -287,9 +287,9 @@ class Session:
         self.resumed_text = f"starting from the weights of {report.path}"
 
     def flush(self) -> None:
-        """Write buffered lines (on the main rank)."""
+        """Write buffered lines; where the main rank cannot, every rank raises. Every rank calls it."""
         if self.tracker is not None:
-            self.tracker.flush()
+            on_main(self.world, self.tracker.flush)
 
     def save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         """Save a checkpoint of the completed step; one written by a thread is published later. Every rank calls it.
@@ -363,6 +363,7 @@ class Session:
         """Record the final values: the run is not written again. Every rank calls it."""
         run = self.run_dir
         self.publish(wait=True)
+        self.flush()  # what a hook has logged since the last checkpoint: a finished run takes no lines
         if run is not None:
             finite = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON lacks NaN
             on_main(self.world, lambda: run.finish({**finite, "num_steps": self.progressed.num_steps}))

@@ -109,6 +109,12 @@ def shard(
     from torch.distributed.fsdp import fully_shard
 
     mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", group or dist.group.WORLD), world.device.type)
+    if strided := [name for name, p in model.named_parameters() if not p.is_contiguous()]:
+        raise ConfigError(
+            f"strategy='fsdp' shards contiguous parameters, but these are not: {listed(strided)}: call "
+            "model.to(memory_format=torch.contiguous_format) before, where channels_last is meant (batches may keep "
+            "it), or use strategy='zero1'"
+        )
     before = {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
     chosen = [] if find_unused else units_of(model) if units is None else list(units)
     if compile_options is not None:
