@@ -1,7 +1,9 @@
 """A checkpoint appears whole or not at all; old ones go in order."""
 
 import contextlib
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +173,24 @@ def test_wrong_arguments_are_refused(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match="at least 1"):
         saver(tmp_path, keep=0)
     assert names(tmp_path) == []
+
+
+def test_an_older_one_that_cannot_be_removed_is_named_with_the_mend(tmp_path, monkeypatch):
+    """The new one is there, and the next start finds it."""
+    checkpointer = Checkpointer(tmp_path, world=World.single(), keep=1)
+    checkpointer.save(1, {"x": {"value": 1}})
+    rename = os.rename
+
+    def guarded(source, target):
+        if ".del-" in str(target):
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", guarded)
+    wanted = r"Operation not permitted: '.*step-0000000001'; .*step-0000000002 was published.*make the older ones rem"
+    with pytest.raises(CheckpointError, match=wanted):
+        checkpointer.save(2, {"x": {"value": 2}})
+    assert checkpointer.newest().step == 2
 
 
 def test_a_checkpoint_may_be_a_link(tmp_path):

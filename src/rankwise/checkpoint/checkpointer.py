@@ -382,7 +382,10 @@ class Checkpointer:
                 self._fence,
             )
         except OSError as error:
-            raise CheckpointError(f"pruning {self.folder} failed: {error}; {newest} was published") from error
+            raise CheckpointError(
+                f"an older checkpoint in {self.folder} cannot be removed: {error}; {newest} was published, so nothing "
+                "is lost: make the older ones removable, or move them elsewhere, and start again"
+            ) from error
 
 
 def _one_thread() -> ThreadPoolExecutor:

@@ -105,11 +105,11 @@ QUIET = (
 )
 
 
-def caught(world, event):
+def caught(world, event, **options):
     heard = []
     failure = Hooks(failure=lambda _trainer, error: heard.append(type(error).__name__))
     try:
-        fit(world, hooks=[Failing(event), failure])
+        fit(world, hooks=[Failing(event), GradientStats(), failure], **options)
     except (OSError, DesyncError) as error:
         return type(error).__name__, str(error), heard
     return None
@@ -126,6 +126,7 @@ def on_ranks(world, path):
         event: caught(world, event)
         for event in ("step_end", "numbers", "rank_numbers", "log", "validation_end", "checkpoint_begin", "fit_end")
     }
+    found["sharded"] = caught(world, "step_end", strategy="fsdp")
     calls = []
     for hooks, system in (((), False), ((Throughput(), LearningRates(), GradientStats()), True)):
         before = world.channel.calls
@@ -186,6 +187,13 @@ def test_a_hook_that_raises_on_one_rank_leaves_nobody_hanging(ranks, event):
     assert (kind, heard) == ("DesyncError", told)
     assert f"rank 1: OSError: no space in {event}" in message
     assert second["failing"][event] == ("OSError", f"no space in {event}", ["OSError"] if told else [])
+
+
+def test_hooks_of_a_sharded_model_may_gather_after_one_failed(ranks):
+    """The other rank does not know of the failure yet: it waits in the collective of a later hook."""
+    (first, second), _ = ranks
+    assert "rank 1: OSError: no space in step_end" in first["sharded"][1]
+    assert second["sharded"][:2] == ("OSError", "no space in step_end")
 
 
 def test_hooks_cost_no_collective_of_their_own(ranks):

@@ -123,13 +123,13 @@ class HookChain:
     def call(self, event: str, *args: Any, read: Callable[[Any], Any] | None = None) -> list[Any]:
         """Call all hooks of an event, and return their results, as `read` returns them.
 
+        Also after an error: on the other ranks, which do not know of it yet, a hook may wait in a collective for this.
+
         Raises:
             Exception: the error of a hook, if this is the only rank; otherwise `settle` raises it.
         """
         answers = []
         for call in self._calls[event]:
-            if self._error is not None:
-                return []
             try:
                 answer = call(self._trainer(), *args)
                 answers.append(answer if read is None else read(answer))
@@ -137,7 +137,7 @@ class HookChain:
                 # a broken group cannot report the error, and no rank waits in it
                 if self._world.world_size == 1 or (self._world.channel is not None and self._world.channel.broken):
                     raise
-                self._error = error
+                self._error = self._error or error
         return answers
 
     def call_together(self, event: str, *args: Any) -> None:
