@@ -11,6 +11,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Each page runs in a fork of one process that has loaded the slowest imports of most pages: its lines in are folders of
+# a page, its lines out how each page ended.
+PAGE_SERVER = """
+import os, runpy, signal, sys
+import anndata, torch
+while folder := sys.stdin.readline().rstrip():
+    page = os.fork()
+    if page == 0:
+        signal.alarm(240)  # ends a page that hangs
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for stream in (1, 2):
+            os.dup2(os.open("said.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        sys.path[0], sys.argv = folder, [f"{folder}/page.py"]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(page, 0)[1]), flush=True)
+"""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -18,22 +36,35 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-def run(command, folder, timeout=240):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def run(command, folder):
+    env = environment()
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture(scope="module")
+def page_server():
+    # Lightning warns wherever Slurm is installed
+    warnings = ["-W", "error::UserWarning", "-W", "ignore:The `srun` command is available"]
+    command = [sys.executable, *warnings, "-c", PAGE_SERVER]
+    with subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if p.name != "README.md" and BLOCK.search(p.read_text())], ids=name_of
 )
-def test_python_blocks_run(page, tmp_path):
+def test_python_blocks_run(page, tmp_path, page_server):
     """All Python blocks of a page, one after the other in one process, with warnings as errors."""
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(BLOCK.findall(page.read_text())))
-    # Lightning warns wherever Slurm is installed
-    warnings = ["-W", "error::UserWarning", "-W", "ignore:The `srun` command is available"]
-    done = run([sys.executable, *warnings, str(script)], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "page.py").write_text("\n".join(BLOCK.findall(page.read_text())))
+    page_server.stdin.write(f"{tmp_path}\n")
+    ended = page_server.stdout.readline()
+    assert ended == "0\n", f"{ended}{(tmp_path / 'said.txt').read_text()}"
 
 
 def test_the_readme_example_runs_on_two_ranks(tmp_path):
