@@ -36,7 +36,7 @@ def make_demo(tmp_path_factory, run_python):
     def make(library):
         if library not in made:
             folder = tmp_path_factory.mktemp(library)
-            options, name, steps = (TORCH, "cells", 90) if library == "torch" else (JAX, "cells_jax", 108)
+            options, name, steps = (TORCH, "cells", 90) if library == "torch" else (JAX, "cells_jax", 180)
             said = run_python(folder, EXAMPLE / "demo.py", *options)
             made[library] = Demo(folder, said, folder / "runs" / name, steps)
         return made[library]
@@ -45,7 +45,7 @@ def make_demo(tmp_path_factory, run_python):
 
 
 TORCH = ["--epochs", "10"]
-JAX = ["--jax", "--epochs", "12"]
+JAX = ["--jax", "--epochs", "20"]
 
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
@@ -135,14 +135,14 @@ def test_with_jax_a_stopped_run_goes_on_inside_an_epoch(jax_demo, run_python):
     checkpoints = Checkpointer(stopped / "checkpoints", world=World.single())
     saved = checkpoints.newest()
     position = checkpoints.read(saved, "loader")
-    assert (saved.step, position["epoch"], position["position"]) == (100, 11, 64)
+    assert (saved.step, position["epoch"], position["position"]) == (150, 16, 6 * 64)
     arguments = ["--collection", "runs/cells.zarr", *JAX[1:]]
     said = run_python(folder, EXAMPLE / "train_jax.py", *arguments, RANKWISE_RUN_DIR="runs/stopped")
     assert f"after {jax_demo.steps} steps on 1 rank;" in said
     two, one = losses_of(whole), losses_of(stopped)
     lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
     again = [line["step"] for line in lines if line["attempt"] == 2 and "loss" in line]
-    assert again == list(range(101, jax_demo.steps + 1))
+    assert again == list(range(151, jax_demo.steps + 1))
     assert [one[step] for step in again] == pytest.approx([two[step] for step in again], rel=1e-4)
 
 
