@@ -312,6 +312,8 @@ def _checked_options(
     """Return the wrapper's options together with those that `prepare` names itself, if they are not None."""
     import inspect
 
+    from torch.nn.parallel import DistributedDataParallel
+
     own = {name: value for name, value in own.items() if value is not None}
     if doubled := sorted(own.keys() & options.keys()):
         raise ConfigError(f"{', '.join(doubled)} of DistributedDataParallel is given under two names")
@@ -319,11 +321,11 @@ def _checked_options(
     decided = sorted({"device_ids", "output_device", "process_group", "module", "mesh"} & set(options))
     if decided:
         raise ConfigError(f"prepare decides {', '.join(decided)} from the world; leave them out")
-    kind: Any
-    if strategy == "fsdp":  # importing it takes a second
-        from torch.distributed.fsdp import fully_shard as kind
-    else:
-        from torch.nn.parallel import DistributedDataParallel as kind
+    kind: Any = DistributedDataParallel
+    if strategy == "fsdp":
+        from torch.distributed.fsdp import fully_shard  # takes a second
+
+        kind = fully_shard
     known = [name for name in inspect.signature(kind).parameters if name not in ("self", "module")]
     known += ["find_unused_parameters"] if strategy == "fsdp" else []
     unknown = sorted(set(options) - set(known))
