@@ -74,7 +74,7 @@ def train(world, run, *, stop=None, **options):
         losses,
         world=world,
         run=run,
-        hooks=[Hooks(step_end=step_end), ema],  # the EMA is not called at the step of the crash
+        hooks=[Hooks(step_end=step_end), ema],  # the crash comes before the EMA of its step
         parts={"average": Replicated(average), "own_scaler": Replicated(scaler)},
         progress=False,
         save_every=1,

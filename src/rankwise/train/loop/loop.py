@@ -262,7 +262,7 @@ class Loop:
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         self.ledger.settle()
-        # at a log step, too: a hook may have failed after its line, and those behind it were not called
+        # at a log step, too: a hook may have failed after its line, on one rank alone, and this step must not be saved
         news = self.world.all_gather_object((self.ledger.first_problem(), self.hooks.report()))
         self._settle(*zip(*news, strict=True))
         step = self.session.progressed.num_steps

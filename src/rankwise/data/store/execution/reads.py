@@ -117,7 +117,7 @@ class _PlanRead:
         dtypes = [meta.dtype for meta in metas]
         self.fast: list[FastChunks] = []
         for dtype in sorted(set(dtypes), key=str):
-            chosen = np.flatnonzero(fast & np.array([*map(dtype.__eq__, dtypes)], dtype=np.bool_)[chunks.array])
+            chosen = np.flatnonzero(fast & np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array])
             if len(chosen):
                 self.fast.append(FastChunks(plan, chosen, out, context, failed=self._failed, spread=spread))
         self._slow: list[SlowChunks] = []
