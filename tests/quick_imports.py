@@ -12,12 +12,16 @@ nobody has loaded the compiler there is nothing to ask, so all runs plainly; `to
 a race of torch: freeing a gloo group waits for the threads of its last collective while it holds the interpreter's
 lock, which they need to let go of their tensor. rankwise waits for them itself; other scripts get a wait here.
 
+A third of what importing torch costs are decompositions and rules for tensors without data, written in Python. They are
+left until a fake tensor is made (by the compiler, by DTensor) or somebody asks for one of their names.
+
 ``PLAIN_IMPORTS=1`` switches all of this off: the demo is tested so, as its users run it.
 """
 
 import functools
 import gc
 import importlib
+import importlib.util
 import os
 import sys
 import threading
@@ -31,6 +35,8 @@ BIG = frozenset(
         "torchmetrics", "wandb", "xarray", "zarr",
     }
 )  # fmt: skip
+
+LAZY = frozenset({"torch._meta_registrations", "torch._native"})
 
 
 def disable_when_loaded(module):
@@ -135,7 +141,38 @@ def let_threads_finish(module):
     module.destroy_process_group = destroy_process_group
 
 
+def load_rules_of_fake_tensors(module):
+    """`torch._subclasses.fake_tensor`: a mode that makes fake tensors needs what `LAZY` has left out."""
+    mode = module.FakeTensorMode
+    init = mode.__init__
+
+    @functools.wraps(init)
+    def begin(self, *args, **kwargs):
+        getattr(importlib.import_module("torch._meta_registrations"), "aten")  # noqa: B009  (asked for, it loads)
+        init(self, *args, **kwargs)
+
+    mode.__init__ = begin
+
+
+def set_type_of_generators(module):
+    """`torch._library.opaque_object`: one thing that the rules left out by `LAZY` do and that others need."""
+    sys.modules["torch"]._C._set_generator_metaclass(module.OpaqueBaseMeta)
+
+
+def name_source_by_frame(module):
+    """`torch._library.utils.get_source`: its file and line, without `inspect`'s walk over all modules."""
+
+    def get_source(stacklevel):
+        frame = sys._getframe(stacklevel)
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    module.get_source = get_source
+
+
 AFTER = {
+    "torch._library.utils": name_source_by_frame,
+    "torch._library.opaque_object": set_type_of_generators,
+    "torch._subclasses.fake_tensor": load_rules_of_fake_tensors,
     "torch._compile": disable_when_loaded,
     "torch.autograd": compare_plain_shapes,
     "torch.distributed.distributed_c10d": let_threads_finish,
@@ -152,9 +189,12 @@ class Finder:
         self._lock, self._depth, self._enabled, self._freeze = threading.Lock(), 0, True, True
 
     def find_spec(self, name, path=None, target=None):
-        if name not in BIG and name not in AFTER:
+        if name not in BIG and name not in AFTER and name not in LAZY:
             return None
         spec = PathFinder.find_spec(name, path, target)
+        if name in LAZY and spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            return spec
         if spec is not None and spec.loader is not None:
             execute, run, after = spec.loader.exec_module, self._execute, AFTER.get(name)
             if after is None:
