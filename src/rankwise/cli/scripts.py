@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class ScriptCommand(TyperCommand):
-    """A command that runs a script: what follows the script goes to it, as with torchrun, and is never an option here."""
+    """A command that runs a script: what follows the script goes to it, as with torchrun."""
 
     allow_interspersed_args = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; warn of options of the command after the script, unless the script's text names them or a -- is there."""
+        """Parse; warn of own options after the script, unless a -- or the script's text shows that they are meant."""
         given = list(args)
         left = super().parse_args(ctx, args)
         script, *words = ctx.params.get("words") or [""]
@@ -117,16 +117,20 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """Measure the time of each step on each rank: data, compute, communication, waiting for slower ranks."""
     from rankwise.diagnose.profile import Script, profile_script, profile_traces
     from rankwise.diagnose.profile.table import profile_text
+    from rankwise.tracking.lock import FileLock
 
     place = Path(words[0])
     swept = None if sweep is None else _parse_sweep(sweep)
-    if place.is_dir():
+    if words[0] and place.is_dir():
         if len(words) > 1 or sweep is not None:
             raise ConfigError(f"{words[0]} is a folder of traces: --sweep, and words after it, are only for scripts")
         folder = run_dir or (place.parent if place.name == "traces" else place)
         profile = profile_traces(place)
     elif place.is_file():
         folder = run_dir or Path("runs") / place.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        # held until this process ends: of two recordings at once, the traces of one would lie beside the other's table
+        FileLock(folder / "profile.lock", what=f"the profile in {folder}").acquire(wait_s=0)
         script = Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads)
         profile = profile_script(script, num_ranks=nproc, steps=steps, skip=skip, to_end=to_end, folder=folder)
         if swept is not None:
