@@ -15,7 +15,7 @@ from rankwise.cli.lint import lint_command, rule_command
 from rankwise.cli.options import announced_options
 from rankwise.cli.rows import rows_commands
 from rankwise.cli.run import run_command
-from rankwise.cli.scripts import profile_command, scaling_command, verify_command
+from rankwise.cli.scripts import ScriptCommand, profile_command, scaling_command, verify_command
 from rankwise.cli.slurm import cancel_command, jobs_command, logs_command
 
 _EPILOG = "Help for one command: rankwise COMMAND --help"
@@ -59,7 +59,7 @@ app.command(
 )(run_command)
 app.command(
     "verify",
-    context_settings={"allow_interspersed_args": False},
+    cls=ScriptCommand,
     no_args_is_help=True,
     epilog="Exit codes: 0 no difference, 1 a difference, 2 a run failed.",
 )(verify_command)
@@ -86,13 +86,13 @@ app.command("report", no_args_is_help=True)(report_command)
 app.command("watch")(watch_command)
 app.command(
     "profile",
-    context_settings={"allow_interspersed_args": False},
+    cls=ScriptCommand,
     no_args_is_help=True,
     epilog="Exit codes: 0 the profile was written, 2 the script failed or a trace could not be read.",
 )(profile_command)
 app.command(
     "scaling",
-    context_settings={"allow_interspersed_args": False},
+    cls=ScriptCommand,
     no_args_is_help=True,
     epilog="Exit codes: 0 measured, 1 the efficiency is below --min-efficiency, 2 a run failed.",
 )(scaling_command)

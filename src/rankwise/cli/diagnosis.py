@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankwise.cli.run import as_folder
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """
     from rankwise.diagnose.doctor import examine, exit_code, render
 
-    sections = _names(only), _names(skip)
+    sections = _names(only, "--only"), _names(skip, "--skip")
     is_main = True
     if script is not None and nccl_log is not None:
         raise ConfigError("--script and --nccl-log cannot be combined: give one of them")
@@ -99,8 +100,11 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     raise typer.Exit(exit_code(checks) if is_main else 0)
 
 
-def _names(words: list[str] | None) -> list[str]:
-    return [name.strip() for word in words or [] for name in word.split(",") if name.strip()]
+def _names(words: list[str] | None, option: str) -> list[str]:
+    found = [name.strip() for word in words or [] for name in word.split(",") if name.strip()]
+    if words and not found:
+        raise ConfigError(f"{option} must name a section, got {', '.join(map(repr, words))}: leave it out for all")
+    return found
 
 
 def _read_logs(words: list[str]) -> list[Check]:
@@ -127,8 +131,10 @@ def explain_command(
     if show_list:
         print("\n".join(f"{message.slug:24} {message.source}" for message in MESSAGES))
         return
-    if not logs:
-        raise ConfigError("explain needs at least one log file, or - for standard input, got none")
+    if not logs or "" in logs:
+        raise ConfigError(
+            f"explain needs log files, or - for standard input, got {'an empty name' if logs else 'none'}"
+        )
     findings = explain_logs(Path(log) if log != "-" else sys.stdin.buffer for log in logs)
     if as_json:
         print(json.dumps({"findings": [finding.to_json() for finding in findings]}, indent=2))
@@ -192,7 +198,10 @@ def watch_command(
 
 def report_command(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories; several runs are shown side by side.")
+        list[Path],
+        typer.Argument(
+            parser=as_folder, metavar="RUN...", help="Run directories; several runs are shown side by side."
+        ),
     ],
     out: Annotated[
         Path | None,

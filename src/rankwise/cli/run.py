@@ -15,9 +15,9 @@ from rankwise.cli.start import start_ranks
 
 
 def as_folder(text: str) -> Path:
-    """Return the folder that an option names: an empty text, as of a variable that is not set, would be this folder."""
+    """Return the path that words name: an empty text, as of a variable that is not set, would be this folder."""
     if not text:
-        raise typer.BadParameter('it names a folder, got "": leave the option out, or give "." for the current folder')
+        raise typer.BadParameter('it names a folder or file, got "": leave it out, or give "." for the current folder')
     return Path(text)
 
 

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from rankwise.cli.run import as_folder
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from rankwise.diagnose.profile import Profile, Script
+
+
+class ScriptCommand(TyperCommand):
+    """A command that runs a script: what follows the script goes to it, as with torchrun."""
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; warn of own options after the script, unless a -- or the script's text shows that they are meant."""
+        given = list(args)
+        left = super().parse_args(ctx, args)
+        script, *words = ctx.params.get("words") or [""]
+        own = {name for param in self.get_params(ctx) for name in param.opts if name.startswith("-")}
+        own &= {word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)}
+        if not own or not Path(script).is_file() or given[: len(given) - len(words)][-2:-1] == ["--"]:
+            return left
+        text = Path(script).read_text(errors="replace")
+        lost = [name for name in sorted(own) if not re.search(rf"{name}(?![\w-])", text)]
+        if lost:
+            print(
+                f"rankwise: warning: {', '.join(lost)} after {script} is an argument of the script: options of "
+                f"{ctx.command_path} come before it. If it is meant so: {ctx.command_path} -- {script} {lost[0]} ...",
+                file=sys.stderr,
+            )
+        return left
 
 
 def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
@@ -89,16 +117,20 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """Measure the time of each step on each rank: data, compute, communication, waiting for slower ranks."""
     from rankwise.diagnose.profile import Script, profile_script, profile_traces
     from rankwise.diagnose.profile.table import profile_text
+    from rankwise.tracking.lock import FileLock
 
     place = Path(words[0])
     swept = None if sweep is None else _parse_sweep(sweep)
-    if place.is_dir():
+    if words[0] and place.is_dir():
         if len(words) > 1 or sweep is not None:
-            raise ConfigError(f"{words[0]} is a folder of traces: arguments and --sweep are only valid with a script")
+            raise ConfigError(f"{words[0]} is a folder of traces: --sweep, and words after it, are only for scripts")
         folder = run_dir or (place.parent if place.name == "traces" else place)
         profile = profile_traces(place)
     elif place.is_file():
         folder = run_dir or Path("runs") / place.stem
+        folder.mkdir(parents=True, exist_ok=True)
+        # held until this process ends: of two recordings at once, the traces of one would lie beside the other's table
+        FileLock(folder / "profile.lock", what=f"the profile in {folder}").acquire(wait_s=0)
         script = Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads)
         profile = profile_script(script, num_ranks=nproc, steps=steps, skip=skip, to_end=to_end, folder=folder)
         if swept is not None:

@@ -22,6 +22,11 @@ def test_a_source_tells_its_grid():
     rows = FieldSpec(shape=(50,), dtype=np.dtype("float32"), ragged=True)
     assert Facts.of(source(image=image, rows=rows)).chunk_bytes is None
     assert Facts.of(source()).chunk_bytes is None
+    empty = FreeSource(num_samples=0, chunk_samples=16, fingerprint="f", fields={})
+    with pytest.raises(ConfigError, match=r"\(0: the source has no samples\) .* got 0"):
+        Facts.of(empty)
+    with pytest.raises(ConfigError, match=r"0: there are none\) .* got 0"):
+        Facts.of([])
 
 
 def test_numbers_and_sized_things_count():

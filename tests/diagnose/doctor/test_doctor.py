@@ -188,6 +188,7 @@ def test_the_data_are_read(tmp_path, monkeypatch):
     assert check_data(str(tmp_path)).status == "pass"  # a folder of arrays
     assert "No closing quotation" in check_data("'a b").evidence
     assert check_data("").evidence.startswith("'' is not a local Zarr array")
+    assert check_data("").mend == "give a STORE: rankwise doctor --data STORE"
     missing = check_data(str(tmp_path / "none"))
     assert (missing.status, "--crop" in missing.mend) == ("fail", True)
 

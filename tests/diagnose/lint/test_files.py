@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ def test_files_that_do_not_parse(tmp_path):
     failed = {failure.file.rpartition("/")[2]: failure for failure in report.failures}
     assert set(failed) == {"a.py", "b.py", "c.py", "g.ipynb", "h.py"}
     assert failed["a.py"].line == 1
+    running = ".".join(platform.python_version_tuple()[:2])
+    assert f"does not parse with Python {running}: invalid syntax; " in failed["a.py"].message
+    assert failed["a.py"].message.endswith("run lint with that Python")
     assert "what is not utf-8 names its encoding" in failed["b.py"].message
     assert [found.file.rpartition("/")[2] for found in report.findings] == ["d.py", "e.py"]
     assert report.exitcode == 2

@@ -7,8 +7,8 @@ import pytest
 
 from rankwise import vitals
 from rankwise.cli.diagnosis import watch_command
-from rankwise.diagnose.watch import jobs
-from rankwise.errors import ConfigError
+from rankwise.diagnose.watch import jobs, slurm
+from rankwise.errors import ConfigError, LaunchError
 from rankwise.vitals.recorder import Recorder
 
 
@@ -49,3 +49,13 @@ def test_what_is_no_slurm_job_is_refused_before_slurm_is_asked(job):
     """Here is no Slurm: asking it would be another error."""
     with pytest.raises(ConfigError, match=f"needs a job id, such as 12, 12_3, 12.0 or 12.batch, got {job!r}"):
         watch_command(slurm=job)
+
+
+def test_a_folder_that_cannot_be_created_for_the_answers_is_said(tmp_path, monkeypatch):
+    """With the place and the variable that moves it, before a job step is started."""
+    fields = {"JobId": "12", "JobState": "RUNNING", "NodeList": "node1"}
+    monkeypatch.setattr(slurm, "job_fields", lambda _: fields)
+    (tmp_path / "taken").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "taken"))
+    with pytest.raises(LaunchError, match=r"answers of the nodes cannot be created: .*/taken.*; set XDG_STATE_HOME"):
+        watch_command(slurm="12", timeout_s=1.0)

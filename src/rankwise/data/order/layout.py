@@ -27,7 +27,7 @@ MAX_LANES = 4096
 DEFAULT_LANES = 64
 # Sums of a few sizes still fit into 64 bits.
 MAX_SAMPLES = 1 << 60
-
+_COUNT = "num_samples of a source (0: the source has no samples)"
 
 Opener: TypeAlias = Callable[[Any], Any]
 
@@ -97,14 +97,14 @@ class Facts:
             locality = known.locality
             chunk = whole_number("chunk_samples of a source", locality.chunk_samples, least=1)
             return cls(
-                num_samples=whole_number("num_samples of a source", known.num_samples, least=1, most=MAX_SAMPLES),
+                num_samples=whole_number(_COUNT, known.num_samples, least=1, most=MAX_SAMPLES),
                 locality=locality,
                 chunk_bytes=locality.chunk_bytes or _decoded_bytes(known.fields, chunk),
                 fingerprint=known.fingerprint,
                 draw=known.draw_options,
             )
         count = len(samples) if isinstance(samples, Sized) else samples
-        name = "the samples of an Order (their number, a source, or anything with len())"
+        name = "the samples of an Order (their number, a source, or anything with len(); 0: there are none)"
         return cls(num_samples=whole_number(name, count, least=1, most=MAX_SAMPLES))
 
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import gc
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from rankwise.diagnose.lint.suppression import UNUSED, apply_comments, uses_noqa
 _IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+([\w.]+)(?:[ \t]+import\b([^#\n]*))?", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 _MOST_FILES = 2000
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,9 @@ def lint_paths(paths: Sequence[Path | str], settings: Settings | None = None) ->
         except SyntaxError as error:
             line, cell = source.place_of(error.lineno or 1)
             where = "" if cell is None else f"cell {cell}: "
-            report.failures.append(Failure(str(path), line, f"{where}does not parse: {error.msg}"))
+            # the grammar is that of this interpreter, so what a newer one knows looks like a mistake here
+            told = f"{where}does not parse with Python {_VERSION}: {error.msg}; if the file is for a newer Python, "
+            report.failures.append(Failure(str(path), line, told + "run lint with that Python"))
             continue
         except (ValueError, RecursionError, MemoryError) as error:  # MemoryError: nested too deeply, up to Python 3.12
             report.failures.append(Failure(str(path), 1, f"does not parse: {type(error).__name__}: {error}"))
