@@ -15,9 +15,13 @@ from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
 from rankwise.data.order.layout import WINDOW_BYTES
 from rankwise.data.rows.blockwise import num_stretches, row_dtype, taken
-from rankwise.data.rows.datasets import AnyDataset, MemoryDataset, find_datasets, is_anndata, is_h5ad
-from rankwise.data.rows.draws import LEAST_LANES, MOST_LANES, DrawOptions, RowDraws
-from rankwise.data.rows.matrices import MatrixStack, MemoryMatrix, StoredMatrix
+from rankwise.data.rows.datasets.in_memory import MemoryDataset, is_anndata, is_h5ad
+from rankwise.data.rows.datasets.on_disk import AnyDataset
+from rankwise.data.rows.datasets.search import find_datasets
+from rankwise.data.rows.draws.row_draws import RowDraws
+from rankwise.data.rows.draws.weights import LEAST_LANES, MOST_LANES, DrawOptions
+from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredMatrix
+from rankwise.data.rows.matrices.stacks import MatrixStack
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
 from rankwise.errors import ConfigError, DataError

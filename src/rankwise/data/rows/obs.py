@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.blockwise import blocks, taken
-from rankwise.data.rows.datasets import AnyDataset
+from rankwise.data.rows.datasets.on_disk import AnyDataset
 from rankwise.data.rows.notices import warn_once
 from rankwise.errors import ConfigError
 

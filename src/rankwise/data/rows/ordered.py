@@ -8,7 +8,8 @@ from typing import Any
 from rankwise.data.contract import Order
 from rankwise.data.feed import FeedLoader
 from rankwise.data.rows.chosen import find_rows, first_matrix
-from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
+from rankwise.data.rows.datasets.in_memory import is_anndata
+from rankwise.data.rows.datasets.on_disk import Dataset, open_dataset
 from rankwise.data.rows.loader.defaults import Library, check_library
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader

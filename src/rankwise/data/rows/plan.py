@@ -23,7 +23,7 @@ from rankwise.data.contract import (
 from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.memory.csr import one_row
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.matrices import MatrixPlan
+from rankwise.data.rows.matrices.stacks import MatrixPlan
 from rankwise.data.store import BoxPlan, BoxReader
 
 

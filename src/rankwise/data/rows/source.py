@@ -13,10 +13,11 @@ import numpy as np
 from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.chosen import ChosenRows, NamedRows, RowLocality, bound_rows, find_rows
-from rankwise.data.rows.datasets import open_dataset
-from rankwise.data.rows.draws import DrawOptions
-from rankwise.data.rows.fields import FieldChoice, RowFields, read_fields
-from rankwise.data.rows.matrices import row_errors
+from rankwise.data.rows.datasets.on_disk import open_dataset
+from rankwise.data.rows.draws.weights import DrawOptions
+from rankwise.data.rows.fields.row_field import read_fields
+from rankwise.data.rows.fields.variables import FieldChoice, RowFields
+from rankwise.data.rows.matrices.damage import row_errors
 from rankwise.data.rows.plan import RowPlan, ScratchPools, read_one
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
 

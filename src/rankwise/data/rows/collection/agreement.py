@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.rows.collection.inputs import Input, Table
+from rankwise.data.rows.collection.inputs.inputs import Input
+from rankwise.data.rows.collection.inputs.tables import Table
 from rankwise.data.rows.collection.union import Joined, few_names
-from rankwise.data.rows.datasets import split_modality
+from rankwise.data.rows.datasets.search import split_modality
 from rankwise.errors import ConfigError
 
 _LOG = logging.getLogger("rankwise.rows")

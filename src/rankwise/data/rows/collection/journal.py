@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankwise._files import write_whole
-from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST, member_names
+from rankwise.data.rows.datasets.search import COLLECTION_TYPE, MANIFEST, member_names
 from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 
 JOURNAL = "journal.json"

@@ -11,8 +11,9 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field
-from rankwise.data.rows.collection.inputs import Column, Input, UnitedColumn, unite_columns
-from rankwise.data.rows.datasets import load_anndata, split_modality
+from rankwise.data.rows.collection.inputs.columns import Column, UnitedColumn, unite_columns
+from rankwise.data.rows.collection.inputs.inputs import Input
+from rankwise.data.rows.datasets.search import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
 from rankwise.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""`Dataset`: one AnnData store."""
+"""`Dataset`: one AnnData store; and `AnyDataset`: what rows are read from, on disk or in memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankwise.data.rows.datasets.checksums import check_files
+from rankwise.data.rows.datasets.in_memory import MemoryDataset
 from rankwise.data.rows.datasets.search import known_columns, load_anndata, open_group, stored_name
-from rankwise.data.rows.matrices import StoredMatrix, open_matrix
+from rankwise.data.rows.matrices.matrix import StoredMatrix, open_matrix
 from rankwise.data.store import BoxReader
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
@@ -160,3 +161,11 @@ class Dataset:
             return load_anndata().io.read_elem(group[name])
         except Exception as error:  # any error of a codec
             raise DataError(f"{self.place}/{group.name.strip('/')}/{name} cannot be read: {error}") from error
+
+
+AnyDataset: TypeAlias = Dataset | MemoryDataset
+
+
+def open_dataset(place: str | MemoryDataset, reader: BoxReader) -> AnyDataset:
+    """Open the dataset at a place; return a dataset in memory unchanged."""
+    return place if isinstance(place, MemoryDataset) else Dataset(place, reader)

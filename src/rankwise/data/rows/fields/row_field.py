@@ -13,15 +13,8 @@ import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.matrices import (
-    Finished,
-    MatrixPlan,
-    MatrixStack,
-    MemoryStack,
-    SparseStack,
-    checked_reports,
-    finished_plain,
-)
+from rankwise.data.rows.matrices.damage import Finished, checked_reports, finished_plain
+from rankwise.data.rows.matrices.stacks import MatrixPlan, MatrixStack, MemoryStack, SparseStack
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, choose_fields
-from rankwise.data.rows.datasets import AnyDataset
+from rankwise.data.rows.datasets.on_disk import AnyDataset
 from rankwise.data.rows.fields.row_field import RowField, make_field
-from rankwise.data.rows.matrices import MemoryMatrix, StoredMatrix, stack_matrices
+from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredMatrix
+from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.data.rows.notices import warn_once
 from rankwise.data.rows.obs import ObsColumn, name_list, read_column
 from rankwise.data.rows.transforms import Log1pCounts

@@ -7,8 +7,9 @@ import os
 from textwrap import wrap
 from typing import Any
 
-from rankwise.data.rows.datasets import MANIFEST, Dataset, find_datasets
-from rankwise.data.rows.matrices import StoredMatrix, StoredSparse
+from rankwise.data.rows.datasets.on_disk import Dataset
+from rankwise.data.rows.datasets.search import MANIFEST, find_datasets
+from rankwise.data.rows.matrices.matrix import StoredMatrix, StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place

@@ -15,13 +15,9 @@ from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.feed.memory.lease import Lease, Leases
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.prefetch import LEAST_DEPTH, ReadAhead
-from rankwise.data.rows.matrices import (
-    StoredMatrix,
-    finished_plain,
-    gather_rows,
-    row_errors,
-    stack_matrices,
-)
+from rankwise.data.rows.matrices.damage import finished_plain, row_errors
+from rankwise.data.rows.matrices.matrix import StoredMatrix, gather_rows
+from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.data.rows.types import LoadRequest
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
