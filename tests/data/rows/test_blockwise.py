@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.data.rows import blockwise
-from rankwise.data.rows.blockwise import blocks, num_stretches, places_where, row_dtype, taken
+from rankwise.data.rows.obs import blocks, num_stretches, places_where, row_dtype, taken
 
 
 @given(num=st.integers(0, 50), block=st.integers(1, 20), seed=st.integers(0, 9))

@@ -11,8 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.order import SplitRule, place_of_samples
-from rankwise.data.rows.blockwise import blocks, places_where, row_dtype, taken
-from rankwise.data.rows.obs import RowGroups
+from rankwise.data.rows.obs import RowGroups, blocks, places_where, row_dtype, taken
 from rankwise.errors import ConfigError
 
 _LOG = logging.getLogger("rankwise.rows")
@@ -34,7 +33,14 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
             raise ConfigError(f"a mask of rows must have the shape [{num_rows}], got {list(given.shape)}")
         found = places_where(num_rows, lambda part: given[part])
     elif given.ndim == 1 and (given.dtype.kind in "iu" or given.size == 0):
-        found = _listed(given, num_rows)
+        if len(given) and (given.min() < 0 or given.max() >= num_rows):
+            raise ConfigError(
+                f"rows= needs numbers from 0 to {num_rows - 1}, got numbers from {given.min()} to {given.max()}"
+            )
+        found = given.astype(row_dtype(num_rows))
+        found.sort()
+        if (found[1:] == found[:-1]).any():
+            raise ConfigError("rows= has duplicate numbers: an epoch reads each row once")
     else:
         unknown = "; for booleans with missing values use mask.fillna(False).astype(bool)"
         raise ConfigError(
@@ -43,18 +49,6 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
         )
     if len(found) == 0:
         raise ConfigError(f"rows= selects none of {num_rows} rows")
-    return found
-
-
-def _listed(given: NDArray, num_rows: int) -> NDArray:
-    if len(given) and (given.min() < 0 or given.max() >= num_rows):
-        raise ConfigError(
-            f"rows= needs numbers from 0 to {num_rows - 1}, got numbers from {given.min()} to {given.max()}"
-        )
-    found = given.astype(row_dtype(num_rows))
-    found.sort()
-    if (found[1:] == found[:-1]).any():
-        raise ConfigError("rows= has duplicate numbers: an epoch reads each row once")
     return found
 
 

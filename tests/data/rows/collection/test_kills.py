@@ -11,7 +11,7 @@ import pytest
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import journal
-from rankwise.data.rows.datasets.checksums import array_checksums
+from rankwise.data.rows.datasets.on_disk import array_checksums
 from rankwise.data.rows.datasets.search import find_datasets
 
 BOOT = journal.this_boot()

@@ -186,28 +186,6 @@ class Variables:
                 )
 
 
-def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str, RowField]:
-    """Return the fields of the matrices by name.
-
-    Raises:
-        ConfigError: there is no such matrix, matrices do not fit together, or there are no such genes.
-        DataError: a matrix is damaged.
-    """
-    found = {name: modality_of(name) for name in choice.matrices}
-    tables = {modality: Variables(datasets, modality) for modality in set(found.values()) if modality is not None}
-    genes = {name: _wanted(choice.genes, name, modality) for name, modality in found.items()}
-    if choice.genes is not None and not choice.is_open and not any(wanted is not None for wanted in genes.values()):
-        raise ConfigError(
-            f"genes= chooses columns of X and layers (for a modality use {{'mod/protein/X': [...]}}); selected are "
-            f"{', '.join(choice.matrices) or 'none'}"
-        )
-    fields = {}
-    for name, modality in found.items():
-        variables = None if modality is None else tables[modality]
-        fields[name] = _field(datasets, name, choice, variables, genes[name])
-    return fields
-
-
 def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
     """Return the requested variables of a matrix; None = all."""
     if genes is ...:
@@ -235,13 +213,11 @@ def _field(
             variables.check_same()
     elif variables is not None and genes is not None:
         columns = variables.columns(genes, matrices[0].row_shape[0] if matrices[0].row_shape else 0)
-    differ = columns is not None and len(columns) > 1
-    loose = differ or (choice.is_open and variables is not None)
+    loose = (columns is not None and len(columns) > 1) or (choice.is_open and variables is not None)
     stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=loose)
     if choice.dtype_of(name) is None and not choice.is_open:
         _log_dtypes(name, matrices, stack.spec.dtype)
-    widths = [matrix.row_shape[0] for matrix in matrices] if differ else []
-    return make_field(stack, dense=choice.dense, columns=columns, widths=widths)
+    return make_field(stack, dense=choice.dense, columns=columns)
 
 
 def _log_dtypes(name: str, matrices: Sequence[StoredMatrix | MemoryMatrix], joined: DType) -> None:
@@ -282,9 +258,25 @@ class RowFields:
     def of(
         cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
     ) -> RowFields:
-        """Open the requested fields, and select all of them; `known` columns are not read again."""
+        """Open the requested fields, and select all of them; `known` columns are not read again.
+
+        Raises:
+            ConfigError: there is no such matrix, matrices do not fit together, or there are no such genes or columns.
+            DataError: a matrix or a column is damaged.
+        """
         known = {} if known is None else known
-        matrices = open_fields(datasets, choice)
+        found = {name: modality_of(name) for name in choice.matrices}
+        tables = {modality: Variables(datasets, modality) for modality in set(found.values()) if modality is not None}
+        genes = {name: _wanted(choice.genes, name, modality) for name, modality in found.items()}
+        if choice.genes is not None and not choice.is_open and not any(wanted is not None for wanted in genes.values()):
+            raise ConfigError(
+                f"genes= chooses columns of X and layers (for a modality use {{'mod/protein/X': [...]}}); selected are "
+                f"{', '.join(choice.matrices) or 'none'}"
+            )
+        matrices = {}
+        for name, modality in found.items():
+            variables = None if modality is None else tables[modality]
+            matrices[name] = _field(datasets, name, choice, variables, genes[name])
         columns = {name: known.get(name) or read_column(datasets, name) for name in choice.obs}
         names = (*matrices, *columns)
         return cls(datasets=datasets, choice=choice, open_matrices=matrices, open_columns=columns, names=names)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.rows.datasets.checksums import check_files
+from rankwise.data.rows.datasets.on_disk import check_files
 from rankwise.data.rows.datasets.search import find_datasets, load_anndata, open_group
 from rankwise.data.rows.loader.requests import MemoryRows, RowsReader, StoredRows
 from rankwise.data.rows.matrices.matrix import StoredDense, StoredMatrix, StoredSparse, open_matrix

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field, as_texts, packed_texts
-from rankwise.data.rows.datasets.checksums import check_files
+from rankwise.data.rows.datasets.on_disk import check_files
 from rankwise.data.rows.datasets.search import load_anndata
 from rankwise.data.rows.obs import warn_rounding
 from rankwise.data.store.meta.codecs import is_core
