@@ -21,8 +21,8 @@ from rankwise.data.rows.draws.row_draws import RowDraws
 from rankwise.data.rows.draws.weights import LEAST_LANES, MOST_LANES, DrawOptions
 from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredMatrix
 from rankwise.data.rows.matrices.stacks import MatrixStack
-from rankwise.data.rows.obs import RowGroups, num_stretches, read_groups, row_dtype, taken
-from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
+from rankwise.data.rows.obs import RowGroups, num_stretches, places_where, read_groups, row_dtype, taken
+from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows
 from rankwise.errors import ConfigError, DataError
 
 
@@ -162,7 +162,7 @@ class ChosenRows:
             part = part_of_rows(range(self.num_stored) if self.rows is None else self.rows, rule, strata=strata)
         else:
             part = part_of_groups(self.groups(by), rule, by=by, strata=strata)
-        members = [rows_of_part(part, number) for number in range(len(rule.names))]
+        members = [places_where(part, number) for number in range(len(rule.names))]
         log_split([len(member) for member in members], rule, self.num_rows, by)
         return [self._of(member) for member in members]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, DType, FieldSpec, IntArray, NDArray
+from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.datasets.on_disk import AnyDataset
 from rankwise.data.rows.notices import warn_once
 from rankwise.errors import ConfigError
@@ -35,14 +35,14 @@ def taken(values: NDArray, places: NDArray) -> NDArray:
     return found
 
 
-def places_where(num: int, holds: Callable[[slice], BoolArray]) -> NDArray:
-    """Return the indices in [0, num) where a condition holds, ascending, in `row_dtype`; asked twice for a slice."""
-    counts = [int(np.count_nonzero(holds(part))) for part in blocks(num)]
-    found: NDArray = np.empty(sum(counts), dtype=row_dtype(num))
+def places_where(values: NDArray, wanted: int) -> NDArray:
+    """Return the indices of the values that equal `wanted`, ascending, in `row_dtype`."""
+    counts = [int(np.count_nonzero(values[part] == wanted)) for part in blocks(len(values))]
+    found: NDArray = np.empty(sum(counts), dtype=row_dtype(len(values)))
     first = 0
-    for part, count in zip(blocks(num), counts, strict=True):
+    for part, count in zip(blocks(len(values)), counts, strict=True):
         inside = found[first : first + count]
-        inside[:] = np.flatnonzero(holds(part))
+        inside[:] = np.flatnonzero(values[part] == wanted)
         inside += part.start
         first += count
     return found

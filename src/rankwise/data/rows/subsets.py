@@ -31,7 +31,7 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     if given.dtype == np.bool_:
         if given.shape != (num_rows,):
             raise ConfigError(f"a mask of rows must have the shape [{num_rows}], got {list(given.shape)}")
-        found = places_where(num_rows, lambda part: given[part])
+        found = places_where(given, 1)
     elif given.ndim == 1 and (given.dtype.kind in "iu" or given.size == 0):
         if len(given) and (given.min() < 0 or given.max() >= num_rows):
             raise ConfigError(
@@ -105,11 +105,6 @@ def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
                 'values: use by="row", or stratify by something else'
             )
     return found
-
-
-def rows_of_part(part: NDArray, number: int) -> NDArray:
-    """Return the ascending indices of the rows in a part."""
-    return places_where(len(part), lambda block: part[block] == number)
 
 
 def log_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:

@@ -165,25 +165,22 @@ class Variables:
         if all(not isinstance(gene, str) for gene in genes):
             self.check_same()
         elif self.first_difference is not None:
-            self._check_held(genes)
+            numbers = [gene for gene in genes if not isinstance(gene, str)]
+            if numbers:
+                raise ConfigError(
+                    f"the datasets have different variables: genes= needs names, got the number {numbers[0]!r}"
+                )
+            for number, dataset in enumerate(self._datasets):
+                held = set(self.names(number))
+                missing = [gene for gene in genes if gene not in held]
+                if missing:
+                    raise ConfigError(
+                        f"{dataset.place} lacks {len(missing)} of the {len(genes)} genes=, such as {missing[:_SHOWN]}: "
+                        "remove them or this store (a collection of all stores joins their variables)"
+                    )
             every = [self.names(k) for k in range(len(self._datasets))]
             return [chosen_genes(genes, len(names), partial(tuple, names)) for names in every]
         return [chosen_genes(genes, num_columns, lambda: self.names(0))]
-
-    def _check_held(self, genes: Sequence[Any]) -> None:
-        numbers = [gene for gene in genes if not isinstance(gene, str)]
-        if numbers:
-            raise ConfigError(
-                f"the datasets have different variables: genes= needs names, got the number {numbers[0]!r}"
-            )
-        for number, dataset in enumerate(self._datasets):
-            held = set(self.names(number))
-            missing = [gene for gene in genes if gene not in held]
-            if missing:
-                raise ConfigError(
-                    f"{dataset.place} lacks {len(missing)} of the {len(genes)} genes=, such as {missing[:_SHOWN]}: "
-                    "remove them or this store (a collection of all stores joins their variables)"
-                )
 
 
 def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
@@ -196,10 +193,9 @@ def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
             raise ConfigError(f"genes= names {name!r}, whose columns are not variables: select them in a transform")
     else:
         given = genes if modality == "" else None
-    if isinstance(given, str):
-        raise ConfigError(f"genes= must be a list of names or numbers, got the text {given!r}: write genes=[{given!r}]")
-    if given is not None and not isinstance(given, Iterable):
-        raise ConfigError(f"genes= must be a list of names or numbers, got {given!r}: write genes=[{given!r}]")
+    if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
+        said = f"{'the text ' * isinstance(given, str)}{given!r}"
+        raise ConfigError(f"genes= must be a list of names or numbers, got {said}: write genes=[{given!r}]")
     return None if given is None else list(given)
 
 
@@ -331,10 +327,7 @@ class RowFields:
         return replace(self, names=choose_fields(self.names, names))
 
     def fused_with(self, batch_transform: Any) -> RowFields | None:
-        """Return fields that apply a batch transform while they are read; None = not supported.
-
-        Supported for `Log1pCounts` of dense rows; integers then become float32, as they do in the transform.
-        """
+        """Return fields that apply a batch transform while they are read; see `RowSource.fused_with`."""
         name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
         matrices = self.open_matrices
         if name not in matrices or name not in self.names:

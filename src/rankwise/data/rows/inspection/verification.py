@@ -252,19 +252,17 @@ def verify_rows(
             if (collection.path / name).is_dir():
                 if shown is not None:
                     shown(place)
-                problems += _files(Path(place), entries[name]["arrays"])
+                found, expected = array_checksums(Path(place)), entries[name]["arrays"]
+                problems += [f"{name}/{array} is missing" for array in sorted(set(expected) - set(found))]
+                problems += [f"{name}/{array} was added later" for array in sorted(set(found) - set(expected))]
+                problems += [
+                    f"{name}/{array} changed after it was written: its checksum differs"
+                    for array in sorted(set(found) & set(expected))
+                    if found[array] != expected[array]
+                ]
                 problems += _rows(place, entries[name]["rows"], reader)
     problems = problems or _sources(collection)
     return problems if problems or not sources else compare_with_sources(collection, shown=shown)
-
-
-def _files(folder: Path, expected: dict[str, str]) -> list[str]:
-    found = array_checksums(folder)
-    problems = [f"{folder.name}/{array} is missing" for array in sorted(set(expected) - set(found))]
-    problems += [f"{folder.name}/{array} was added later" for array in sorted(set(found) - set(expected))]
-    same = set(found) & set(expected)
-    changed = sorted(array for array in same if found[array] != expected[array])
-    return problems + [f"{folder.name}/{array} changed after it was written: its checksum differs" for array in changed]
 
 
 def _rows(place: str, expected: int | None, reader: BoxReader) -> list[str]:

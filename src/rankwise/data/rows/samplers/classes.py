@@ -28,8 +28,7 @@ from rankwise.errors import ConfigError
 class ClassLines:
     """Location of the rows of the classes that can be drawn, as runs put in one line."""
 
-    codes: IntArray  # int64[C], the classes that can be drawn
-    probabilities: FloatArray  # float64[C], probability of each
+    probabilities: FloatArray  # float64[C], probability of each class that can be drawn
     run_starts: IntArray  # int64[R], first rows of runs of neighbouring rows of one class, sorted by class
     run_places: IntArray  # int64[R + 1], start of each run in the line of all runs
     class_places: IntArray  # int64[C + 1], start of each class in that line
@@ -54,7 +53,6 @@ class ClassLines:
         present, first_runs = np.unique(of_run[kept], return_index=True)
         chosen = weights[present]
         return cls(
-            codes=present.astype(np.int64),
             probabilities=chosen / chosen.sum(),
             run_starts=edges[:-1][kept] + start,
             run_places=run_places,
@@ -62,12 +60,12 @@ class ClassLines:
         )
 
     def draw_classes(self, rng: np.random.Generator, count: int) -> IntArray:
-        """Draw classes by their weights, int64[count], as places in `codes`."""
-        drawn: IntArray = rng.choice(len(self.codes), size=count, p=self.probabilities)
+        """Draw classes by their weights, int64[count], as places in `probabilities`."""
+        drawn: IntArray = rng.choice(len(self.probabilities), size=count, p=self.probabilities)
         return drawn
 
     def draw_runs(self, rng: np.random.Generator, classes: IntArray, lengths: IntArray) -> list[slice]:
-        """Draw a chunk of each class, a place in `codes`: neighbouring rows inside one of its runs.
+        """Draw a chunk of each class, a place in `probabilities`: neighbouring rows inside one of its runs.
 
         A run is drawn in proportion to its rows, and any of its rows may begin the chunk. A chunk that would exceed the
         run is moved to the run's end or beginning with equal probability: a row near an edge is in 0.5 to 1.5 times as
