@@ -155,7 +155,7 @@ def _change(rows: NDArray, total: float, sizes: NDArray | None) -> None:
     scale = _scale(sums, total).astype(rows.dtype, copy=False)
     held = rows != 0
     counts = np.count_nonzero(held, axis=1)
-    if 2 * counts.sum() > rows.size:
+    if 2 * counts.sum() > rows.size or not np.isfinite(scale).all():  # without a size, zeros become NaN, too
         rows *= scale[:, None]
         np.log1p(rows, out=rows)
         return
