@@ -178,7 +178,7 @@ def test_a_crossed_edge_is_caught(tmp_path):
         "rankwise.world.World",
     ]
     assert len(crossed(file, "rankwise.data.store.catalogue.planted")) == 1
-    file.write_text("from rankwise.data.rows.inspection import describe_rows\n")
+    file.write_text("from rankwise.data.rows.inspection.description import describe_rows\n")
     assert len(crossed(file, "rankwise.data.rows.collection.planted")) == 1
 
 

@@ -13,8 +13,9 @@ from _rows.readers import Reader
 from _rows.task import Task
 from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.feed.memory.pool import MemoryPool, allocate_bytes
-from rankwise.data.rows.fields import make_field, read_fields
-from rankwise.data.rows.matrices import MatrixPlan, open_matrix, stack_matrices
+from rankwise.data.rows.fields.row_field import make_field, read_fields
+from rankwise.data.rows.matrices.matrix import open_matrix
+from rankwise.data.rows.matrices.stacks import MatrixPlan, stack_matrices
 from rankwise.data.store import BoxPlan, BoxReader
 
 

@@ -126,7 +126,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         else:
             _start_ranks(ranks, out, inputs, options, progress)
     except KeyboardInterrupt:
-        from rankwise.data.rows.collection import unfinished_state
+        from rankwise.data.rows.collection.journal import unfinished_state
 
         print(f"rankwise: stopped. {unfinished_state(Path(out))}", file=sys.stderr)
         sys.exit(_STOPPED)
@@ -138,7 +138,7 @@ def info_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what a store or collection contains, the cost of its rows, and the gain of a conversion. Reads no data."""
-    from rankwise.data.rows.inspection import describe_rows, text_of_rows
+    from rankwise.data.rows.inspection.description import describe_rows, text_of_rows
 
     facts = describe_rows(uri)
     print(json.dumps(facts, indent=1) if as_json else text_of_rows(facts))
@@ -175,7 +175,8 @@ def _lines(file: Path) -> list[str]:
 
 def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
     from rankwise._process.place import find_place
-    from rankwise.data.rows.collection import clear_vain, watched_progress
+    from rankwise.data.rows.collection.journal import clear_vain
+    from rankwise.data.rows.collection.progress import watched_progress
     from rankwise.launch.functions.caller import run
 
     place = find_place(os.environ)
@@ -203,7 +204,7 @@ def _write_plainly(out: str, inputs: list[str], options: dict[str, Any]) -> None
 def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
     """Write, as the only rank or one of several."""
     from rankwise._process.place import find_place
-    from rankwise.data.rows.collection import DatasetCollection
+    from rankwise.data.rows.collection.collection import DatasetCollection
 
     place, is_new = find_place(os.environ), not Path(out).exists()
     collection = DatasetCollection(out)

@@ -11,8 +11,8 @@ import zarr
 
 from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
-from rankwise.data.rows.matrices import RowPointers
-from rankwise.data.rows.output import MatrixFormat, create_sparse
+from rankwise.data.rows.matrices.pointers import RowPointers
+from rankwise.data.rows.output.sharded import MatrixFormat, create_sparse
 from rankwise.data.rows.samplers import RandomSampler
 from rankwise.data.store import BoxReader, read_meta
 from rankwise.testing.shares import RankPlace

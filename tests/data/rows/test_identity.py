@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.output import write_sharded
+from rankwise.data.rows.output.sharded import write_sharded
 from rankwise.data.rows.samplers import (
     ClassSampler,
     DistributedSampler,

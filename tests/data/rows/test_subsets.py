@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from rankwise.data.order import SplitRule
-from rankwise.data.rows.obs import RowGroups
-from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
+from rankwise.data.rows.obs import RowGroups, places_where
+from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows
 from rankwise.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ def test_rows_of_a_part():
     """Parts hold all rows between them, and a range of rows is split like the list of them."""
     part = part_of_rows(range(5000), rule(0.8, 0.15, seed=1))
     assert part.tolist() == part_of_rows(np.arange(5000), rule(0.8, 0.15, seed=1)).tolist()
-    members = [rows_of_part(part, number) for number in range(3)]
+    members = [places_where(part, number) for number in range(3)]
     assert sorted(np.concatenate(members).tolist()) == list(range(5000))
     assert all((part[member] == number).all() for number, member in enumerate(members))
 
@@ -89,7 +89,7 @@ def test_bytes_of_a_row():
         (lambda: chosen_rows(listed, num), 2, 3),
         (lambda: part_of_groups(many, rule(0.8, 0.2), by="donor"), 1, 2),
         (lambda: part_of_rows(range(num), rule(0.8, 0.2, seed=1)), 1, 5),  # hashes of one block at a time
-        (lambda: rows_of_part(part, 0), 4, 5),
+        (lambda: places_where(part, 0), 4, 5),
     ):
         tracemalloc.start()
         made = work()

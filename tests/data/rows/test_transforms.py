@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rankwise import Order
-from rankwise.data.rows import Log1pCounts, OrderedLoader, RowSource, log1p_cpm
+from rankwise.data.rows import Log1pCounts, OrderedLoader, RowSource, log1p_cpm, log1p_normalized
 from rankwise.errors import ConfigError
 from rankwise.testing.shares import RankPlace
 from rankwise.testing.stores.row_stores import make_stores
@@ -165,6 +165,19 @@ def test_what_it_leaves_to_the_batch(tmp_path):
     assert loader.source is dense
     wanted = log1p_cpm({"X": held.dense("X")}, None)["X"]
     np.testing.assert_allclose(np.stack([rows["X", number] for number in range(93)]), wanted, rtol=1e-5)
+
+
+def test_a_row_without_a_size_does_not_depend_on_its_neighbours():
+    """On the reader thread, too, all of it becomes NaN, its zeros included, whether the rows beside it are full."""
+    rows = np.zeros((3, 40), dtype="f4")
+    rows[:, :5] = 3
+    sizes = np.array([15, np.nan, 15], dtype="f4")
+    wanted = log1p_normalized(rows, total=1e4, sizes=sizes)
+    for neighbours in (0, 3):
+        rows[[0, 2], 5:] = neighbours
+        found = rows.copy()
+        Log1pCounts(total=1e4, size="n_counts").change(found, sizes)
+        np.testing.assert_array_equal(found[1], wanted[1])
 
 
 def test_mostly_full_rows_are_changed_as_a_whole():

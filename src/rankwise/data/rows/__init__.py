@@ -24,11 +24,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rankwise.data.rows.collection import DatasetCollection
-    from rankwise.data.rows.inspection import describe_rows, verify_rows
-    from rankwise.data.rows.loader import Loader
+    from rankwise.data.rows.collection.collection import DatasetCollection
+    from rankwise.data.rows.inspection.description import describe_rows
+    from rankwise.data.rows.inspection.verification import verify_rows
+    from rankwise.data.rows.loader.loader import Loader
     from rankwise.data.rows.ordered import OrderedLoader
-    from rankwise.data.rows.output import write_sharded
+    from rankwise.data.rows.output.sharded import write_sharded
     from rankwise.data.rows.source import RowSource
     from rankwise.data.rows.transforms import Log1pCounts, log1p_cpm, log1p_normalized
 else:
@@ -36,12 +37,13 @@ else:
     __getattr__, __dir__ = door(
         __name__,
         {
-            "DatasetCollection": "rankwise.data.rows.collection",
-            "Loader": "rankwise.data.rows.loader",
+            "DatasetCollection": "rankwise.data.rows.collection.collection",
+            "Loader": "rankwise.data.rows.loader.loader",
             "OrderedLoader": "rankwise.data.rows.ordered",
             "RowSource": "rankwise.data.rows.source",
-            **dict.fromkeys(("describe_rows", "verify_rows"), "rankwise.data.rows.inspection"),
-            "write_sharded": "rankwise.data.rows.output",
+            "describe_rows": "rankwise.data.rows.inspection.description",
+            "verify_rows": "rankwise.data.rows.inspection.verification",
+            "write_sharded": "rankwise.data.rows.output.sharded",
             **_TRANSFORMS,
         },
         submodules=("abc", "samplers", "types"),

@@ -14,12 +14,15 @@ import numpy as np
 from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
 from rankwise.data.order.layout import WINDOW_BYTES
-from rankwise.data.rows.blockwise import num_stretches, row_dtype, taken
-from rankwise.data.rows.datasets import AnyDataset, MemoryDataset, find_datasets, is_anndata, is_h5ad
-from rankwise.data.rows.draws import LEAST_LANES, MOST_LANES, DrawOptions, RowDraws
-from rankwise.data.rows.matrices import MatrixStack, MemoryMatrix, StoredMatrix
-from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
-from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows, rows_of_part
+from rankwise.data.rows.datasets.in_memory import MemoryDataset, is_anndata, is_h5ad
+from rankwise.data.rows.datasets.on_disk import AnyDataset
+from rankwise.data.rows.datasets.search import find_datasets
+from rankwise.data.rows.draws.row_draws import RowDraws
+from rankwise.data.rows.draws.weights import LEAST_LANES, MOST_LANES, DrawOptions
+from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredMatrix
+from rankwise.data.rows.matrices.stacks import MatrixStack
+from rankwise.data.rows.obs import RowGroups, num_stretches, places_where, read_groups, row_dtype, taken
+from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows
 from rankwise.errors import ConfigError, DataError
 
 
@@ -64,18 +67,6 @@ def _named(uri: Any) -> NamedRows:
         "to a collection (rankwise rows write --modality NAME), and pass a torch Dataset to "
         "rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )
-
-
-def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
-    """Return a hash of the rows of datasets: their number, and the metadata of `first_matrix` of each dataset.
-
-    Equal for copies elsewhere. Other parts of a store may change without changing the order of its rows.
-    """
-    facts = []
-    for dataset in datasets:
-        name, matrix = first_matrix(dataset)
-        facts.append((dataset.num_rows, name, None if matrix is None else matrix.fingerprint))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | MemoryMatrix | None]:
@@ -128,11 +119,6 @@ class ChosenRows:
         """Number of selected rows."""
         return self.num_stored if self.rows is None else len(self.rows)
 
-    @property
-    def options(self) -> DrawOptions | None:
-        """The options of `draws`."""
-        return None if self.draws is None else self.draws.options
-
     @cached_property
     def num_samples(self) -> int:
         """Samples of an epoch."""
@@ -140,21 +126,19 @@ class ChosenRows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the datasets' rows and of the selection; for drawn rows followed by "+" and the hash of the draws."""
-        chosen = None if self.rows is None else hashlib.sha256(self.rows.data).hexdigest()
-        facts = repr((rows_fingerprint(self.datasets), chosen))
-        own = hashlib.sha256(facts.encode()).hexdigest()[:16]
-        return own if self.draws is None else f"{own}+{self.draws.fingerprint}"
+        """Hash of the datasets' rows and of the selection; for drawn rows followed by "+" and the hash of the draws.
 
-    @property
-    def stored(self) -> NamedRows:
-        """Return these rows in a form that can be named again."""
-        self.refuse_draws("cannot be put in a list: list the rows first, then draw from them")
-        return NamedRows(
-            name=" + ".join(one.name for one in self.named),
-            places=tuple(dataset.origin for dataset in self.datasets),
-            rows=self.rows,
-        )
+        Of each dataset it covers the number of rows and the metadata of its `first_matrix`: equal for copies elsewhere.
+        Other parts of a store may change without changing the order of its rows.
+        """
+        facts = []
+        for dataset in self.datasets:
+            name, matrix = first_matrix(dataset)
+            facts.append((dataset.num_rows, name, None if matrix is None else matrix.fingerprint))
+        whole = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        chosen = None if self.rows is None else hashlib.sha256(self.rows.data).hexdigest()
+        own = hashlib.sha256(repr((whole, chosen)).encode()).hexdigest()[:16]
+        return own if self.draws is None else f"{own}+{self.draws.fingerprint}"
 
     def numbers(self, ids: IntArray, *, seed: int = 0, epoch: int = 0) -> IntArray:
         """Return the rows, over all datasets, of samples of an epoch, int64[B]."""
@@ -178,15 +162,9 @@ class ChosenRows:
             part = part_of_rows(range(self.num_stored) if self.rows is None else self.rows, rule, strata=strata)
         else:
             part = part_of_groups(self.groups(by), rule, by=by, strata=strata)
-        members = [rows_of_part(part, number) for number in range(len(rule.names))]
+        members = [places_where(part, number) for number in range(len(rule.names))]
         log_split([len(member) for member in members], rule, self.num_rows, by)
         return [self._of(member) for member in members]
-
-    def table(self, columns: Sequence[str] | None) -> Any:
-        """Return columns of the table of observations for these rows; see `RowSource.obs`."""
-        self.refuse_draws("have no table: every epoch draws others; read the rows that they are drawn from")
-        whole = read_tables(self.datasets, columns)
-        return whole if self.rows is None else whole.iloc[self.rows]
 
     def groups(self, column: str) -> RowGroups:
         """Return the groups of these rows by an obs column."""
@@ -272,7 +250,7 @@ class RowLocality(Locality):
     def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:
         """Return the locality of rows, as stored or drawn, over all matrices; rows of a chunk are read together."""
         longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
-        options, chunk_samples = chosen.options, longest
+        options, chunk_samples = None if chosen.draws is None else chosen.draws.options, longest
         mix = None if options is None else options.mix
         window_samples = None  # of the windows of all collections of a mix together
         if options is not None and mix is not None:

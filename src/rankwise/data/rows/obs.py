@@ -2,17 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
-from rankwise.data.rows.blockwise import blocks, taken
-from rankwise.data.rows.datasets import AnyDataset
+from rankwise.data.rows.datasets.on_disk import AnyDataset
 from rankwise.data.rows.notices import warn_once
 from rankwise.errors import ConfigError
+
+_BLOCK = 1 << 18  # values at a time, for one value per row: NumPy converts index arrays to 8 bytes per number
+
+
+def blocks(num: int) -> Iterator[slice]:
+    """Yield slices of at most 2^18 indices that cover [0, num)."""
+    for start in range(0, num, _BLOCK):
+        yield slice(start, min(start + _BLOCK, num))
+
+
+def row_dtype(num_rows: int) -> np.dtype[np.unsignedinteger]:
+    """Return the smallest of uint32 and uint64 that holds row numbers and the row count."""
+    return np.dtype(np.uint32 if num_rows < 2**32 else np.uint64)
+
+
+def taken(values: NDArray, places: NDArray) -> NDArray:
+    """Return ``values[places]``, using little more memory than the result; places may count from the end."""
+    found: NDArray = np.empty((len(places), *values.shape[1:]), dtype=values.dtype)
+    for part in blocks(len(places)):
+        found[part] = values[places[part]]
+    return found
+
+
+def places_where(values: NDArray, wanted: int) -> NDArray:
+    """Return the indices of the values that equal `wanted`, ascending, in `row_dtype`."""
+    counts = [int(np.count_nonzero(values[part] == wanted)) for part in blocks(len(values))]
+    found: NDArray = np.empty(sum(counts), dtype=row_dtype(len(values)))
+    first = 0
+    for part, count in zip(blocks(len(values)), counts, strict=True):
+        inside = found[first : first + count]
+        inside[:] = np.flatnonzero(values[part] == wanted)
+        inside += part.start
+        first += count
+    return found
+
+
+def num_stretches(values: NDArray, width: int) -> int:
+    """Return how many intervals [k * width, (k + 1) * width) contain values; they are ascending and not empty."""
+    found = 1
+    for part in blocks(len(values)):
+        stretch = values[max(0, part.start - 1) : part.stop] // width
+        found += int(np.count_nonzero(stretch[1:] != stretch[:-1]))
+    return found
+
 
 _CODE = np.dtype(np.int32)
 _MOST_TEXTS = 10_000  # more distinct texts are probably names of rows

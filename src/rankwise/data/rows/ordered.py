@@ -8,7 +8,8 @@ from typing import Any
 from rankwise.data.contract import Order
 from rankwise.data.feed import FeedLoader
 from rankwise.data.rows.chosen import find_rows, first_matrix
-from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
+from rankwise.data.rows.datasets.in_memory import is_anndata
+from rankwise.data.rows.datasets.on_disk import Dataset, open_dataset
 from rankwise.data.rows.loader.defaults import Library, check_library
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader
@@ -26,15 +27,6 @@ _INSTEAD = {  # replacements for arguments of samplers
     "preload_to_gpu": "device= sets the device of batches",
 }
 _OF_SOURCES = ("matrices", "obs", "genes", "dense", "dtype", "cache", "threads")
-
-
-def _jax_target(device: Any, sharding: Any) -> Any:
-    if not (isinstance(device, str) and device in ("auto", "jax")):
-        raise ConfigError(
-            f"to='jax' puts batches on JAX's default device or, with sharding=, on those of the sharding; got "
-            f"device={device!r}: omit device="
-        )
-    return "jax" if sharding is None else sharding
 
 
 class OrderedLoader(FeedLoader):
@@ -64,10 +56,26 @@ class OrderedLoader(FeedLoader):
     def __init__(
         self, collection: Any, /, *, order: Order, to: Library | None = None, sharding: Any = None, **options: Any
     ) -> None:
-        _check_options(options)
+        passed = [name for name in options if name in _INSTEAD]
+        if passed:
+            raise ConfigError(
+                f"Cannot specify {', '.join(passed)} with order=: omit it; "
+                + "; ".join(f"{name}: {_INSTEAD[name]}" for name in passed)
+            )
+        if "rows" in options:
+            raise ConfigError(
+                "select rows once for both order and loader: part = collection.subset(rows) (or "
+                "RowSource(path).subset(rows)), Order(part, ...), OrderedLoader(part, order=...)"
+            )
         check_library(to)
         if to == "jax":
-            options["device"] = _jax_target(options.get("device", "auto"), sharding)
+            device = options.get("device", "auto")
+            if not (isinstance(device, str) and device in ("auto", "jax")):
+                raise ConfigError(
+                    f"to='jax' puts batches on JAX's default device or, with sharding=, on those of the sharding; got "
+                    f"device={device!r}: omit device="
+                )
+            options["device"] = "jax" if sharding is None else sharding
         elif sharding is not None:
             raise ConfigError("sharding= is for JAX arrays: also pass to='jax'")
         chosen = {name: options.pop(name) for name in _OF_SOURCES if name in options}
@@ -75,23 +83,6 @@ class OrderedLoader(FeedLoader):
 
     def __repr__(self) -> str:
         return f"OrderedLoader({len(self)} steps to the end of the epoch; {self.source!r})"
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    passed = [name for name in options if name in _INSTEAD]
-    if passed:
-        raise ConfigError(
-            f"Cannot specify {', '.join(passed)} with order=: omit it; "
-            + "; ".join(f"{name}: {_INSTEAD[name]}" for name in passed)
-        )
-    if "rows" in options:
-        raise ConfigError(
-            "select rows once for both order and loader: part = collection.subset(rows) (or "
-            "RowSource(path).subset(rows)), Order(part, ...), OrderedLoader(part, order=...)"
-        )
-
-
-_OF_A_READER = ("cache", "threads")
 
 
 def open_rows(collection: Any, **options: Any) -> RowSource:
@@ -111,7 +102,7 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
         if "matrices" not in options and not options.get("obs"):
             options["matrices"] = _default_matrices(collection, is_read=True)
         return RowSource(collection, **options)
-    fixed = [name for name in _OF_A_READER if name in options]
+    fixed = [name for name in ("cache", "threads") if name in options]
     if fixed:
         raise ConfigError(f"a RowSource was opened with its own {', '.join(fixed)}: pass it to RowSource(...) instead")
     return collection.reading(**options) if options else collection

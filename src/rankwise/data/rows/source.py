@@ -10,14 +10,28 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, ReadReport, Share
+from rankwise.data.contract import (
+    BaseSource,
+    BatchBuffer,
+    FieldSpec,
+    IntArray,
+    ListedIds,
+    OrderState,
+    ReadReport,
+    Share,
+    Step,
+    shares,
+)
+from rankwise.data.feed.memory.buffer import HostBuffer
+from rankwise.data.feed.memory.csr import one_row
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.chosen import ChosenRows, NamedRows, RowLocality, bound_rows, find_rows
-from rankwise.data.rows.datasets import open_dataset
-from rankwise.data.rows.draws import DrawOptions
-from rankwise.data.rows.fields import FieldChoice, RowFields, read_fields
-from rankwise.data.rows.matrices import row_errors
-from rankwise.data.rows.plan import RowPlan, ScratchPools, read_one
+from rankwise.data.rows.datasets.on_disk import open_dataset
+from rankwise.data.rows.draws.weights import DrawOptions
+from rankwise.data.rows.fields.row_field import RowPlan, ScratchPools, read_fields
+from rankwise.data.rows.fields.variables import FieldChoice, RowFields
+from rankwise.data.rows.matrices.damage import row_errors
+from rankwise.data.rows.obs import read_tables
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
 
 if TYPE_CHECKING:
@@ -99,7 +113,15 @@ class RowSource(BaseSource):
         """
         self._chosen.refuse_draws("have no fixed samples: read the rows that they are drawn from")
         number = range(len(self))[operator.index(sample)]
-        return read_one(number, self.fields, lambda share, into: self.read(self.plan(share), into))
+        ids = np.array([number], dtype=np.int64)
+        state = OrderState(seed=0, epoch=0, position=1, recipe="")
+        members = ListedIds(ids=ids, lanes=np.zeros_like(ids))
+        step = Step(epoch=0, index=0, start=0, count=1, size=1, members=members, resume=state)
+        buffer = HostBuffer()
+        for error in self.read(self.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), buffer).errors:
+            raise error
+        widths = {name: spec.shape[0] if spec.ragged else None for name, spec in self.fields.items()}
+        return {name: one_row(buffer.arrays(name), 0, width) for name, width in widths.items()}
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the table of observations for these rows, in their order; each call reads it.
@@ -111,8 +133,10 @@ class RowSource(BaseSource):
             ConfigError: there is no such column, or rows are drawn.
             DataError: a column cannot be read.
         """
-        table: pd.DataFrame = self._chosen.table(columns)
-        return table
+        chosen = self._chosen
+        chosen.refuse_draws("have no table: every epoch draws others; read the rows that they are drawn from")
+        table: pd.DataFrame = read_tables(self.datasets, columns)
+        return table if chosen.rows is None else table.iloc[chosen.rows]
 
     @property
     def num_samples(self) -> int:
@@ -145,12 +169,15 @@ class RowSource(BaseSource):
     @property
     def draw_options(self) -> DrawOptions | None:
         """How rows are drawn; None = they are not drawn."""
-        return self._chosen.options
+        return None if self._chosen.draws is None else self._chosen.draws.options
 
     @property
     def stored_rows(self) -> NamedRows:
         """Its rows, for opening with others: ``RowSource([part_of_a, part_of_b])``; raises an error for drawn rows."""
-        return self._chosen.stored
+        chosen = self._chosen
+        chosen.refuse_draws("cannot be put in a list: list the rows first, then draw from them")
+        name = " + ".join(one.name for one in chosen.named)
+        return NamedRows(name=name, places=tuple(dataset.origin for dataset in self.datasets), rows=chosen.rows)
 
     @cached_property
     def locality(self) -> RowLocality:

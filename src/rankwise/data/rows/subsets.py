@@ -11,8 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.order import SplitRule, place_of_samples
-from rankwise.data.rows.blockwise import blocks, places_where, row_dtype, taken
-from rankwise.data.rows.obs import RowGroups
+from rankwise.data.rows.obs import RowGroups, blocks, places_where, row_dtype, taken
 from rankwise.errors import ConfigError
 
 _LOG = logging.getLogger("rankwise.rows")
@@ -32,9 +31,16 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     if given.dtype == np.bool_:
         if given.shape != (num_rows,):
             raise ConfigError(f"a mask of rows must have the shape [{num_rows}], got {list(given.shape)}")
-        found = places_where(num_rows, lambda part: given[part])
+        found = places_where(given, 1)
     elif given.ndim == 1 and (given.dtype.kind in "iu" or given.size == 0):
-        found = _listed(given, num_rows)
+        if len(given) and (given.min() < 0 or given.max() >= num_rows):
+            raise ConfigError(
+                f"rows= needs numbers from 0 to {num_rows - 1}, got numbers from {given.min()} to {given.max()}"
+            )
+        found = given.astype(row_dtype(num_rows))
+        found.sort()
+        if (found[1:] == found[:-1]).any():
+            raise ConfigError("rows= has duplicate numbers: an epoch reads each row once")
     else:
         unknown = "; for booleans with missing values use mask.fillna(False).astype(bool)"
         raise ConfigError(
@@ -43,18 +49,6 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
         )
     if len(found) == 0:
         raise ConfigError(f"rows= selects none of {num_rows} rows")
-    return found
-
-
-def _listed(given: NDArray, num_rows: int) -> NDArray:
-    if len(given) and (given.min() < 0 or given.max() >= num_rows):
-        raise ConfigError(
-            f"rows= needs numbers from 0 to {num_rows - 1}, got numbers from {given.min()} to {given.max()}"
-        )
-    found = given.astype(row_dtype(num_rows))
-    found.sort()
-    if (found[1:] == found[:-1]).any():
-        raise ConfigError("rows= has duplicate numbers: an epoch reads each row once")
     return found
 
 
@@ -111,11 +105,6 @@ def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
                 'values: use by="row", or stratify by something else'
             )
     return found
-
-
-def rows_of_part(part: NDArray, number: int) -> NDArray:
-    """Return the ascending indices of the rows in a part."""
-    return places_where(len(part), lambda block: part[block] == number)
 
 
 def log_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:

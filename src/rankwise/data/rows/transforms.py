@@ -107,7 +107,12 @@ def log1p_normalized(counts: Any, *, total: float, sizes: Any = None) -> Any:
     parts = csr_parts(counts)
     if hasattr(counts, "layout"):
         return _in_torch(counts, parts, total, sizes)
-    return _numpy_dense(counts, total, sizes) if parts is None else _scipy_sparse(parts, counts.shape[1], total, sizes)
+    if parts is not None:
+        return _scipy_sparse(parts, counts.shape[1], total, sizes)
+    values = _as_floats(counts)
+    sums = values.sum(axis=1) if sizes is None else np.asarray(sizes).astype(values.dtype)
+    made: NDArray = np.log1p(values * _scale(sums, total)[:, None])
+    return made.astype(counts.dtype, copy=False) if counts.dtype.kind == "f" else made
 
 
 def _in_torch(
@@ -131,13 +136,6 @@ def _in_torch(
     return made if parts is None else torch_csr((made, *parts[1:]), counts.shape[1])
 
 
-def _numpy_dense(counts: NDArray, total: float, sizes: NDArray | None) -> NDArray:
-    values = _as_floats(counts)
-    sums = values.sum(axis=1) if sizes is None else np.asarray(sizes).astype(values.dtype)
-    made: NDArray = np.log1p(values * _scale(sums, total)[:, None])
-    return made.astype(counts.dtype, copy=False) if counts.dtype.kind == "f" else made
-
-
 def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float, sizes: NDArray | None) -> Any:
     data, indices, indptr = parts
     values, lengths = _as_floats(data), np.diff(indptr)
@@ -151,13 +149,13 @@ def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float, sizes
 
 def _change(rows: NDArray, total: float, sizes: NDArray | None) -> None:
     if rows.itemsize < _SINGLE_BYTES:
-        rows[...] = _numpy_dense(rows, total, sizes)
+        rows[...] = log1p_normalized(rows, total=total, sizes=sizes)
         return
     sums = rows.sum(axis=1) if sizes is None else sizes.astype(rows.dtype)
     scale = _scale(sums, total).astype(rows.dtype, copy=False)
     held = rows != 0
     counts = np.count_nonzero(held, axis=1)
-    if 2 * counts.sum() > rows.size:
+    if 2 * counts.sum() > rows.size or not np.isfinite(scale).all():  # without a size, zeros become NaN, too
         rows *= scale[:, None]
         np.log1p(rows, out=rows)
         return

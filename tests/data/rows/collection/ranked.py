@@ -13,7 +13,7 @@ import anndata  # noqa: F401  (imported once for all the forks)
 from rankwise._process.place import Place
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import ranks
-from rankwise.data.rows.collection.inputs import Table
+from rankwise.data.rows.collection.inputs.tables import Table
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.output import shards
 from rankwise.errors import DataError

@@ -11,7 +11,8 @@ import pytest
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import journal
-from rankwise.data.rows.datasets import array_checksums, find_datasets
+from rankwise.data.rows.datasets.on_disk import array_checksums
+from rankwise.data.rows.datasets.search import find_datasets
 
 BOOT = journal.this_boot()
 SCRIPT = Path(__file__).with_name("killed.py")

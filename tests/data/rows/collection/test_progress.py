@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import progress, watched_progress
+from rankwise.data.rows.collection import progress
+from rankwise.data.rows.collection.progress import watched_progress
 from rankwise.testing.stores.small_rows import small_anndata
 
 

@@ -17,7 +17,7 @@ import pytest
 from rankwise._process.place import Place
 from rankwise.data.rows import DatasetCollection, verify_rows
 from rankwise.data.rows.collection.journal import locked, work_folder
-from rankwise.data.rows.datasets import find_datasets
+from rankwise.data.rows.datasets.search import find_datasets
 from rankwise.errors import DataError, RankwiseError
 from rankwise.testing.ranks import run_ranks
 from rankwise.testing.stores.small_rows import small_anndata

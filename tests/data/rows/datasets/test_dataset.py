@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 import zarr
 
-from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets
+from rankwise.data.rows.datasets.on_disk import Dataset
+from rankwise.data.rows.datasets.search import COLLECTION_TYPE, find_datasets
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 

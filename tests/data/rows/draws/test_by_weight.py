@@ -5,7 +5,8 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource
-from rankwise.data.rows.draws import DrawOptions, RowDraws, RowWeights
+from rankwise.data.rows.draws.row_draws import RowDraws
+from rankwise.data.rows.draws.weights import DrawOptions, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 from rankwise.testing.shares import RankPlace

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.draws import Interleave
-from rankwise.data.rows.draws.row_draws import MOST_POSITIONS
+from rankwise.data.rows.draws.row_draws import MOST_POSITIONS, Interleave
 from rankwise.errors import ConfigError
 
 

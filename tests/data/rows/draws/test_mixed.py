@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rankwise.data.rows.draws import DrawOptions, RowDraws, RowWeights
+from rankwise.data.rows.draws.row_draws import RowDraws
+from rankwise.data.rows.draws.weights import DrawOptions, RowWeights
 from rankwise.errors import ConfigError
 
 EDGES = np.array([0, 1000, 1300])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.draws import DrawOptions, RowDraws, RowWeights
+from rankwise.data.rows.draws.row_draws import RowDraws
+from rankwise.data.rows.draws.weights import DrawOptions, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 

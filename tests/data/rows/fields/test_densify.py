@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.fields import make_field, read_fields
+from rankwise.data.rows.fields.row_field import make_field, read_fields
 from rankwise.data.rows.fields.variables import modality_of
-from rankwise.data.rows.matrices import open_matrix, stack_matrices
+from rankwise.data.rows.matrices.matrix import open_matrix
+from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.data.store import BoxReader
 
 CODECS = {"raw": None, "zstd": ZstdCodec(), "blosc": BloscCodec(cname="lz4"), "gzip": GzipCodec()}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankwise.data.rows.fields import chosen_genes
+from rankwise.data.rows.fields.variables import chosen_genes
 from rankwise.errors import ConfigError
 
 NAMES = ("CD3", "CD4", "CD8", "CD8", "CD19")

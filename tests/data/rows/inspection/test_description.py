@@ -3,7 +3,7 @@
 import pandas as pd
 
 from rankwise.data.rows import DatasetCollection, RowSource
-from rankwise.data.rows.inspection import describe_rows, text_of_rows
+from rankwise.data.rows.inspection.description import describe_rows, text_of_rows
 from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 

@@ -11,7 +11,7 @@ import zarr
 
 from rankwise.data.rows import DatasetCollection, verify_rows
 from rankwise.data.rows.collection.journal import commit, read_manifest
-from rankwise.data.rows.datasets import array_checksums
+from rankwise.data.rows.datasets.on_disk import array_checksums
 from rankwise.testing.stores.small_rows import small_anndata, write_anndata
 
 

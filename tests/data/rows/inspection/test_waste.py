@@ -6,9 +6,10 @@ import scipy.sparse as sp
 import zarr
 
 from rankwise.data.rows import write_sharded
-from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.inspection import decode_factor
-from rankwise.data.rows.matrices import open_matrix, stack_matrices
+from rankwise.data.rows.datasets.on_disk import Dataset
+from rankwise.data.rows.inspection.description import decode_factor
+from rankwise.data.rows.matrices.matrix import open_matrix
+from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.data.store import BoxReader
 from rankwise.testing.stores.small_rows import small_anndata, write_csr
 

@@ -9,8 +9,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.matrices import RowPointers
 from rankwise.data.rows.matrices import pointers as paging
+from rankwise.data.rows.matrices.pointers import RowPointers
 from rankwise.data.store import BoxError, BoxReader, read_meta
 from rankwise.errors import DataError
 

@@ -9,7 +9,8 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.matrices import open_matrix, stack_matrices
+from rankwise.data.rows.matrices.matrix import open_matrix
+from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.errors import ConfigError, DataError
 
 

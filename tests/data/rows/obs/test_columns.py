@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from rankwise.data.rows import obs as columns
-from rankwise.data.rows.datasets import Dataset, MemoryDataset
+from rankwise.data.rows.datasets.in_memory import MemoryDataset
+from rankwise.data.rows.datasets.on_disk import Dataset
 from rankwise.data.rows.obs import read_column, read_groups, read_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 import zarr
 
-from rankwise.data.rows.output import codecs_of
+from rankwise.data.rows.output.shards import codecs_of
 from rankwise.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.output import lay_out, pad_rows, rows_of_size
+from rankwise.data.rows.output.shards import lay_out, pad_rows, rows_of_size
 from rankwise.errors import ConfigError
 
 

@@ -12,9 +12,11 @@ import zarr
 
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, write_sharded
-from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.matrices import stack_matrices
-from rankwise.data.rows.output import parse_size, quiet_anndata, sharded
+from rankwise.data.rows.datasets.on_disk import Dataset
+from rankwise.data.rows.matrices.stacks import stack_matrices
+from rankwise.data.rows.output import sharded
+from rankwise.data.rows.output.sharded import quiet_anndata
+from rankwise.data.rows.output.shards import parse_size
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.stores.small_rows import small_anndata

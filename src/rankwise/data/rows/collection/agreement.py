@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.rows.collection.inputs import Input, Table
+from rankwise.data.rows.collection.inputs.inputs import Input
 from rankwise.data.rows.collection.union import Joined, few_names
-from rankwise.data.rows.datasets import split_modality
+from rankwise.data.rows.datasets.search import split_modality
 from rankwise.errors import ConfigError
 
 _LOG = logging.getLogger("rankwise.rows")
@@ -26,9 +26,25 @@ def check_fit(inputs: Sequence[Input], member: Input, folder: Path) -> None:
     """Refuse inputs whose rows cannot be read together with a dataset of a collection; warn about what they lack."""
     for held in inputs:
         for name in sorted(set(held.tables) & set(member.tables)):
-            _check_kind(held.tables[name], member.tables[name], held.label, folder)
+            new, old = held.tables[name], member.tables[name]
+            free = split_modality(name)[1].startswith("obsm/")
+            shapes = [table.shape[1:] if free else len(table.shape) for table in (new, old)]
+            if (old.sparse or not new.sparse) and shapes[0] == shapes[1]:
+                continue  # dense rows become CSR if any matrix of the name is sparse
+            words = ["sparse" if table.sparse else "dense" for table in (new, old)]
+            raise ConfigError(
+                f"{name} of {held.label} is {words[0]} {list(new.shape)}, in the collection {folder} it is {words[1]} "
+                f"{list(old.shape)}: rows of both cannot be read together. Convert it with load_adata=, or choose "
+                "other matrices="
+            )
         for modality in sorted(set(held.vars) & set(member.vars)):
-            _check_variables(held.vars[modality], member.vars[modality], held.label, folder)
+            mine, var = held.vars[modality], member.vars[modality]
+            if len(mine) and len(var) and not mine.index.isin(var.index).any():
+                raise ConfigError(
+                    f"{held.label} has none of the variables of the collection {folder}: it has "
+                    f"{few_names(list(mine.index))}, the collection has {few_names(list(var.index))}. Rename them with "
+                    "load_adata=, or write another collection"
+                )
     _warn_of_variables(inputs, member.vars)
     _warn_of_names("matrices", [set(held.tables) for held in inputs], set(member.tables), folder)
     known = {name for name in member.columns if name not in _MADE_HERE}
@@ -113,28 +129,6 @@ def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]]
             f"{folder} already has rows of {few_names(again, letters=1000)}: they will occur twice{hint}. To start "
             "over, delete the collection first",
             stacklevel=5,
-        )
-
-
-def _check_kind(new: Table, old: Table, label: str, folder: Path) -> None:
-    free = split_modality(new.name)[1].startswith("obsm/")
-    shapes = [table.shape[1:] if free else len(table.shape) for table in (new, old)]
-    if (old.sparse or not new.sparse) and shapes[0] == shapes[1]:
-        return  # dense rows become CSR if any matrix of the name is sparse
-    words = ["sparse" if table.sparse else "dense" for table in (new, old)]
-    raise ConfigError(
-        f"{new.name} of {label} is {words[0]} {list(new.shape)}, in the collection {folder} it is {words[1]} "
-        f"{list(old.shape)}: rows of both cannot be read together. Convert it with load_adata=, or choose other "
-        "matrices="
-    )
-
-
-def _check_variables(mine: Any, var: Any, label: str, folder: Path) -> None:
-    if len(mine) and len(var) and not mine.index.isin(var.index).any():
-        raise ConfigError(
-            f"{label} has none of the variables of the collection {folder}: it has "
-            f"{few_names(list(mine.index))}, the collection has {few_names(list(var.index))}. Rename them with "
-            "load_adata=, or write another collection"
         )
 
 

@@ -70,15 +70,6 @@ def packed_texts(texts: NDArray) -> tuple[NDArray, NDArray]:
     return lengths, np.frombuffer(b"".join(one for one in packed if one is not None), dtype=np.uint8)
 
 
-def _unpacked_texts(lengths: NDArray, data: NDArray) -> NDArray:
-    whole, texts, start = data.tobytes(), np.empty(len(lengths), dtype=object), 0
-    stops = np.cumsum(np.maximum(lengths, 0), dtype=np.int64).tolist()
-    for row, (stop, length) in enumerate(zip(stops, lengths.tolist(), strict=True)):
-        texts[row] = None if length < 0 else whole[start:stop].decode()
-        start = stop
-    return texts
-
-
 Spans = Sequence[tuple[int, int]]
 _LENGTH: DType = np.dtype(np.int32)
 _BYTE: DType = np.dtype(np.uint8)
@@ -120,7 +111,12 @@ class Field:
         if self.kind == "dense":
             return parts[0].reshape(len(order), *self.row_shape)[order]
         if self.kind == "text":
-            return _unpacked_texts(*parts)[order]
+            whole, texts, start = parts[1].tobytes(), np.empty(len(order), dtype=object), 0
+            stops = np.cumsum(np.maximum(parts[0], 0), dtype=np.int64).tolist()
+            for row, (stop, length) in enumerate(zip(stops, parts[0].tolist(), strict=True)):
+                texts[row] = None if length < 0 else whole[start:stop].decode()
+                start = stop
+            return texts[order]
         import scipy.sparse as sp
 
         lengths, indices, data = parts

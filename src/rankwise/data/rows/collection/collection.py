@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise.data.order import Groups
 from rankwise.data.rows.chosen import NamedRows
 from rankwise.data.rows.collection.journal import explain_disk_errors, listed_names, read_manifest
-from rankwise.data.rows.datasets import COLLECTION_TYPE, Dataset, find_datasets, load_anndata
+from rankwise.data.rows.datasets.on_disk import Dataset
+from rankwise.data.rows.datasets.search import COLLECTION_TYPE, find_datasets, load_anndata
 from rankwise.data.rows.obs import name_list, read_tables
 from rankwise.data.rows.ordered import open_rows
 from rankwise.data.rows.output.sharded import refuse_file

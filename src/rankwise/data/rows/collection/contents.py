@@ -14,8 +14,10 @@ from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.job import Job, repeats_of
 from rankwise.data.rows.collection.places import rename
 from rankwise.data.rows.collection.ranks import Task
-from rankwise.data.rows.datasets import array_checksums, load_anndata, stored_name
-from rankwise.data.rows.output import ShardStream, create_dense, create_sparse, pad_rows, quiet_anndata
+from rankwise.data.rows.datasets.on_disk import array_checksums
+from rankwise.data.rows.datasets.search import load_anndata, stored_name
+from rankwise.data.rows.output.sharded import create_dense, create_sparse, quiet_anndata
+from rankwise.data.rows.output.shards import ShardStream, pad_rows
 from rankwise.data.store import load_zarr
 
 _DICT = {"encoding-type": "dict", "encoding-version": "0.1.0"}

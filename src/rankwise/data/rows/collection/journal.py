@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankwise._files import write_whole
-from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST, member_names
+from rankwise.data.rows.datasets.search import COLLECTION_TYPE, MANIFEST, member_names
 from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 
 JOURNAL = "journal.json"
@@ -159,7 +159,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: a later version wrote it.
     """
-    manifest = _document(folder).get("attributes", {}).get(MANIFEST)
+    manifest: dict[str, Any] | None = _document(folder).get("attributes", {}).get(MANIFEST)
     if manifest is None:
         return {"version": _VERSION, "datasets": {}, "writes": []}
     if manifest.get("version") != _VERSION:
@@ -167,8 +167,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"the manifest of {folder} has version {manifest.get('version')!r}, expected {_VERSION}: a newer rankwise "
             "wrote it; use that version"
         )
-    found: dict[str, Any] = manifest
-    return found
+    return manifest
 
 
 def on_disk(folder: Path) -> list[str]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from rankwise.data.contract import whole_number
 from rankwise.data.rows.collection.union import Joined
-from rankwise.data.rows.output import MatrixFormat, parse_size, rows_of_size
+from rankwise.data.rows.output.sharded import MatrixFormat
+from rankwise.data.rows.output.shards import parse_size, rows_of_size
 from rankwise.errors import ConfigError
 
 _LEAST_BUDGET = 2**20

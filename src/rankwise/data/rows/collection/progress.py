@@ -21,50 +21,31 @@ _LOOK_S = 0.3
 _LINES = {"spilled": "reading", "written": "writing"}
 
 
-class Lines:
-    """Prints to stderr how many rows are done, the rate and the time left."""
-
-    def __init__(self, num_rows: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._num_rows, self._clock, self._said_s = num_rows, clock, clock()
-        self._begun: dict[str, tuple[float, float]] = {}  # for each phase, time and rows at its first call
-        self._ended: set[str] = set()
-
-    def show(self, words: str, rows: float) -> None:
-        """Print the progress of a phase such as "reading": at most every ten seconds, and at the end."""
-        now_s = self._clock()
-        since_s, first = self._begun.setdefault(words, (now_s, rows))
-        ends = rows >= self._num_rows
-        if words in self._ended or (not ends and now_s - self._said_s < _EVERY_S):
-            return
-        self._said_s = now_s
-        if ends:
-            self._ended.add(words)
-        rate = (rows - first) / (now_s - since_s) if now_s > since_s else 0.0
-        facts = [f"{words} {rows:,.0f}/{self._num_rows:,} rows"]
-        if rate:
-            left_s = round((self._num_rows - rows) / rate)
-            facts += [f"{rate:,.0f} rows/s", f"{dt.timedelta(seconds=left_s)} left"]
-        sys.stderr.write(", ".join(facts) + "\n")
-        sys.stderr.flush()
-
-
 class Progress:
-    """Two lines with rows, rate and time left: reading inputs, and writing datasets; without a terminal see `Lines`.
+    """Rows done, rate and time left of two phases: reading inputs, and writing datasets.
 
+    On a terminal they are bars; without one, a line on stderr at most every ten seconds, and at the end of each phase.
     The file `told` tells the process which started the ranks how far they are.
     """
 
-    def __init__(self, num_rows: int, *, enabled: bool | None = None, told: Path | None = None) -> None:
-        self._num_rows = num_rows
+    def __init__(
+        self,
+        num_rows: int,
+        *,
+        enabled: bool | None = None,
+        told: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_rows, self._told, self._clock, self._said_s = num_rows, told, clock, clock()
         self._enabled = _is_shown(enabled=enabled)
-        self._told = told
         self._counts: dict[str, float] = {}
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
-        self._lines = Lines(num_rows) if self._enabled and not sys.stderr.isatty() else None
+        self._begun: dict[str, tuple[float, float]] = {}  # for each phase, time and rows at its first line
+        self._ended: set[str] = set()  # phases whose last line was printed
 
     def __enter__(self) -> Self:
-        if self._enabled and self._lines is None:
+        if self._enabled and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -98,13 +79,30 @@ class Progress:
         if self._told is not None and self._counts.get(name) != rows:
             self._counts[name] = rows
             put_json(self._told, {"num_rows": self._num_rows, **self._counts})
-        if self._lines is not None:
-            self._lines.show(_LINES[name], rows)
         if self._bars is not None:
             task = self._tasks[name]
             self._bars.update(task, completed=rows)
             speed = self._bars.tasks[task].speed
             self._bars.update(task, rate=f"{speed:,.0f} rows/s" if speed else "")
+        elif self._enabled:
+            self._print(name, rows)
+
+    def _print(self, name: str, rows: float) -> None:
+        now_s = self._clock()
+        since_s, first = self._begun.setdefault(name, (now_s, rows))
+        ends = rows >= self._num_rows
+        if name in self._ended or (not ends and now_s - self._said_s < _EVERY_S):
+            return
+        self._said_s = now_s
+        if ends:
+            self._ended.add(name)
+        rate = (rows - first) / (now_s - since_s) if now_s > since_s else 0.0
+        facts = [f"{_LINES[name]} {rows:,.0f}/{self._num_rows:,} rows"]
+        if rate:
+            left_s = round((self._num_rows - rows) / rate)
+            facts += [f"{rate:,.0f} rows/s", f"{dt.timedelta(seconds=left_s)} left"]
+        sys.stderr.write(", ".join(facts) + "\n")
+        sys.stderr.flush()
 
 
 def _is_shown(*, enabled: bool | None) -> bool:

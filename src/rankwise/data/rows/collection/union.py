@@ -11,8 +11,9 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field
-from rankwise.data.rows.collection.inputs import Column, Input, UnitedColumn, unite_columns
-from rankwise.data.rows.datasets import load_anndata, split_modality
+from rankwise.data.rows.collection.inputs.columns import Column, UnitedColumn, unite_columns
+from rankwise.data.rows.collection.inputs.inputs import Input
+from rankwise.data.rows.datasets.search import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
 from rankwise.errors import ConfigError
 
@@ -140,7 +141,18 @@ class Joined:
         columns = self.gather_of(number, field.name)
         if field.kind == "csr":
             return _sparse(part, columns, field)
-        return part.astype(field.dtype, copy=False) if columns is None else _dense(part, columns, field)
+        if columns is None:
+            return part.astype(field.dtype, copy=False)
+        kept = columns >= 0
+        fill: Any = np.nan if field.dtype.kind in "fc" else 0
+        if field.dtype.kind not in "fc" and kept.sum() < field.row_shape[0]:
+            raise ConfigError(
+                f"the dense {field.name} of {field.dtype} has no value for variables that an input lacks: choose "
+                "variables that all inputs have with var_subset, or make it float"
+            )
+        made = np.full((len(part), *field.row_shape), fill, dtype=field.dtype)
+        made[:, columns[kept]] = part[:, kept]
+        return made
 
 
 def join_inputs(
@@ -162,6 +174,8 @@ def join_inputs(
         join: "outer" takes the variables that any input has, "inner" those that all have.
         sparse: names of matrices to write as CSR even if all inputs have them dense.
     """
+    import pandas as pd
+
     if vars_ is None:
         modalities = [name for name in inputs[0].vars if all(name in held.vars for held in inputs)]
         vars_ = {
@@ -184,26 +198,20 @@ def join_inputs(
     if not names:
         raise ConfigError("the inputs have no matrix in common: a collection needs at least one, such as X")
     num_vars = {name: len(var) for name, var in vars_.items()}
+    labels = pd.Index(list(dict.fromkeys(held.label for held in inputs if SOURCE not in held.columns)), dtype=object)
+    parts = [held.columns | _sources(held, labels) for held in inputs]
+    columns = list(dict.fromkeys(name for part in parts for name in part))
+    gaps = sorted(name for name in columns if any(name not in part for part in parts))
+    if gaps:
+        warnings.warn(f"obs columns {', '.join(map(repr, gaps))} are not in all inputs: missing there", stacklevel=5)
     return Joined(
         inputs=tuple(inputs),
         index=unite_columns([held.index for held in inputs]),
-        columns=_join_columns(inputs),
+        columns=tuple(unite_columns([part.get(name) for part in parts]) for name in columns),
         vars=vars_,
         matrices=tuple(_field(name, inputs, num_vars, sparse=name in sparse) for name in names),
         gathers=gathers,
     )
-
-
-def _join_columns(inputs: Sequence[Input]) -> tuple[UnitedColumn, ...]:
-    import pandas as pd
-
-    labels = pd.Index(list(dict.fromkeys(held.label for held in inputs if SOURCE not in held.columns)), dtype=object)
-    parts = [held.columns | _sources(held, labels) for held in inputs]
-    names = list(dict.fromkeys(name for part in parts for name in part))
-    some = sorted(name for name in names if any(name not in part for part in parts))
-    if some:
-        warnings.warn(f"obs columns {', '.join(map(repr, some))} are not in all inputs: missing there", stacklevel=6)
-    return tuple(unite_columns([part.get(name) for part in parts]) for name in names)
 
 
 def _sources(held: Input, labels: Any) -> dict[str, Column]:
@@ -216,7 +224,7 @@ def _sources(held: Input, labels: Any) -> dict[str, Column]:
     if not own and SOURCE_ROW in held.columns:
         warnings.warn(
             f"obs column {SOURCE_ROW!r} of {held.label} is replaced by the numbers of its rows: rename it to keep it",
-            stacklevel=8,
+            stacklevel=7,
         )
     if not own or SOURCE_ROW not in held.columns:
         rows = np.broadcast_to(np.int64(-1), held.num_rows) if own else range(held.num_rows)
@@ -244,22 +252,17 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
     dtype = np.dtype(np.float32) if sparse and dtype == np.float16 else dtype  # SciPy has no CSR of float16
-    _log_dtypes(name, [(table.dtype, held.label) for table, held in zip(tables, inputs, strict=True)], dtype)
+    first = {table.dtype: held.label for table, held in zip(reversed(tables), reversed(inputs), strict=True)}
+    if len(first) > 1:  # say that they are written in one dtype that holds them, and what this may lose
+        listing = " and ".join(f"{other} in {label}" for other, label in sorted(first.items(), key=str))
+        loss = next(filter(None, (conversion_loss(other, dtype, scaled=False) for other in first)), "")
+        warnings.warn(f"{name} is {listing}: written as {dtype}{loss and f', where {loss}'}", stacklevel=5)
     rows = max(1, sum(table.shape[0] for table in tables))
     row_bytes = sum((table.csr_row_bytes if sparse else table.row_bytes) * table.shape[0] for table in tables) / rows
     if not sparse:
         row_bytes = max(row_bytes, float(np.prod(row_shape) * dtype.itemsize))
     facts: dict[str, Any] = {"row_shape": row_shape, "dtype": dtype, "row_bytes": row_bytes}
     return Field(name=name, kind="csr" if sparse else "dense", **facts)
-
-
-def _log_dtypes(name: str, parts: Sequence[tuple[DType, str]], joined: DType) -> None:
-    """Log that inputs of several dtypes are written in one dtype that holds them, and what this may lose."""
-    first = dict(reversed(parts))
-    if len(first) > 1:
-        listing = " and ".join(f"{dtype} in {label}" for dtype, label in sorted(first.items(), key=str))
-        loss = next(filter(None, (conversion_loss(dtype, joined, scaled=False) for dtype in first)), "")
-        warnings.warn(f"{name} is {listing}: written as {joined}{loss and f', where {loss}'}", stacklevel=6)
 
 
 def _sparse(part: Any, columns: IntArray | None, field: Field) -> Any:
@@ -274,19 +277,6 @@ def _sparse(part: Any, columns: IntArray | None, field: Field) -> Any:
         data, indices = data[kept], indices[kept]
     made = sp.csr_matrix((data, indices, indptr), shape=(part.shape[0], field.row_shape[0]))
     made.sort_indices()
-    return made
-
-
-def _dense(part: NDArray, columns: IntArray, field: Field) -> NDArray:
-    kept = columns >= 0
-    fill: Any = np.nan if field.dtype.kind in "fc" else 0
-    if field.dtype.kind not in "fc" and kept.sum() < field.row_shape[0]:
-        raise ConfigError(
-            f"the dense {field.name} of {field.dtype} has no value for variables that an input lacks: choose variables "
-            "that all inputs have with var_subset, or make it float"
-        )
-    made = np.full((len(part), *field.row_shape), fill, dtype=field.dtype)
-    made[:, columns[kept]] = part[:, kept]
     return made
 
 

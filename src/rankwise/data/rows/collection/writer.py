@@ -19,7 +19,8 @@ from rankwise._files import fsync_folder
 from rankwise._version import __version__
 from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, log_variables, warn_of_repeats
 from rankwise.data.rows.collection.contents import dataset_tasks, skeleton_tasks
-from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
+from rankwise.data.rows.collection.inputs.inputs import Input, open_input
+from rankwise.data.rows.collection.inputs.tables import spread_collections
 from rankwise.data.rows.collection.job import Job, name_tasks, spill_tasks, turn_tasks
 from rankwise.data.rows.collection.journal import (
     JOURNAL,
@@ -40,8 +41,10 @@ from rankwise.data.rows.collection.places import cut_datasets
 from rankwise.data.rows.collection.progress import PROGRESS, Progress
 from rankwise.data.rows.collection.ranks import Ranks, Task, joined_ranks, run_tasks
 from rankwise.data.rows.collection.union import SOURCE, Joined, join_inputs
-from rankwise.data.rows.datasets import array_checksums, load_anndata
-from rankwise.data.rows.output import MatrixFormat, codecs_of, quiet_anndata
+from rankwise.data.rows.datasets.on_disk import array_checksums
+from rankwise.data.rows.datasets.search import load_anndata
+from rankwise.data.rows.output.sharded import MatrixFormat, quiet_anndata
+from rankwise.data.rows.output.shards import codecs_of
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError, DataError
 
@@ -268,18 +271,16 @@ def _publish(job: Job) -> None:
         "rankwise": __version__,
         "seed": facts["seed"],
         "parameters": job.options.facts(),
-        "sources": [_source_entry(held) for held in job.joined.inputs],
+        # rows that were in a collection before have its labels, which may be those of other inputs here
+        "sources": [
+            {"src_path": held.label, "rows": held.num_rows, **({"kept_origin": True} if SOURCE in held.columns else {})}
+            for held in job.joined.inputs
+        ],
         "datasets": list(job.names),
     }
     writes = [*manifest["writes"], write]
     commit(folder, {**manifest, "datasets": old | entries, "writes": writes})
     _advise(folder, old, entries)
-
-
-def _source_entry(held: Input) -> dict[str, Any]:
-    entry = {"src_path": held.label, "rows": held.num_rows}
-    # rows that were in a collection before have its labels, which may be those of other inputs here
-    return entry | {"kept_origin": True} if SOURCE in held.columns else entry
 
 
 def _known(job: Job, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

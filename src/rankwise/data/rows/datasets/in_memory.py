@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.data.rows.datasets.search import known_columns, load_anndata
-from rankwise.data.rows.matrices import MemoryMatrix
+from rankwise.data.rows.matrices.matrix import MemoryMatrix
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

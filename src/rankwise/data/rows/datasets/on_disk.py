@@ -1,20 +1,95 @@
-"""`Dataset`: one AnnData store."""
+"""`Dataset`: one AnnData store, and the checksums of its arrays; `AnyDataset`: one on disk or in memory."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankwise.data.rows.datasets.checksums import check_files
-from rankwise.data.rows.datasets.search import known_columns, load_anndata, open_group, stored_name
-from rankwise.data.rows.matrices import StoredMatrix, open_matrix
+from rankwise.data.rows.datasets.in_memory import MemoryDataset
+from rankwise.data.rows.datasets.search import MANIFEST, MEMBER, known_columns, load_anndata, open_group, stored_name
+from rankwise.data.rows.matrices.matrix import StoredMatrix, open_matrix
 from rankwise.data.store import BoxReader
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
+
+
+def array_checksums(folder: Path, known: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, str]:
+    """Return a checksum (BLAKE2b, 128 bits) of each array below a folder, by the name of the array.
+
+    It covers the names and checksums of the array's files; the `known` ones, by array and path in it, are not read.
+    """
+    found = {}
+    for document in sorted(folder.rglob("zarr.json")):
+        place = document.parent
+        if json.loads(document.read_bytes()).get("node_type") != "array":
+            continue
+        name = place.relative_to(folder).as_posix()
+        held = (known or {}).get(name, {})
+        whole = hashlib.blake2b(digest_size=16)
+        for path in sorted(path for path in place.rglob("*") if path.is_file()):
+            inside = path.relative_to(place).as_posix()
+            digest = held.get(inside)
+            if not digest:
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
+            whole.update(f"{inside} {digest}\n".encode())
+        found[name] = whole.hexdigest()
+    return found
+
+
+def check_files(group: Any, names: Iterable[str]) -> None:
+    """Refuse elements of a collection's dataset whose files were lost since they were written.
+
+    Zarr reads a chunk without a file as the fill value: every code of a category would be 0. A chunk of zeros has no
+    file either, so for a missing file the manifest's checksum says whether it ever existed. Stores without a manifest
+    cannot tell. Only local folders are checked.
+    """
+    root = getattr(getattr(group, "store", None), "root", None)
+    if root is None:
+        return
+    folder = Path(root) / group.path
+    for name in names:
+        looked = {document.parent: _lacking(document) for document in sorted((folder / name).rglob("zarr.json"))}
+        missing = {place: lacking for place, lacking in looked.items() if lacking is not None}
+        known = _written(folder) if missing else None
+        for place, lacking in missing.items():
+            if known is None or array_checksums(place).get(".") == known[1].get(place.relative_to(known[0]).as_posix()):
+                continue
+            raise DataError(
+                f"{lacking} is missing: {name!r} would be read as if it held only zeros there, but the manifest "
+                f"of the collection says that it does not. Copy {known[0]} completely or write it again"
+            )
+
+
+def _lacking(document: Path) -> Path | None:
+    """Return the first missing chunk file of an array, by its chunk grid."""
+    facts = json.loads(document.read_bytes())
+    if facts.get("node_type") != "array" or facts["chunk_grid"]["name"] != "regular":
+        return None
+    extents = facts["chunk_grid"]["configuration"]["chunk_shape"]
+    counts = [-(-size // extent) for size, extent in zip(facts["shape"], extents, strict=True)]
+    keys = ("/".join(map(str, ("c", *coords))) for coords in product(*map(range, counts)))
+    return next((document.parent / key for key in keys if not (document.parent / key).exists()), None)
+
+
+def _written(folder: Path) -> tuple[Path, dict[str, str]] | None:
+    """Return the dataset that contains a folder, and its arrays' checksums; None outside of rankwise collections."""
+    for place in (folder, *folder.parents):
+        document = place.parent / "zarr.json"
+        if MEMBER.fullmatch(place.name) and document.exists():
+            manifest = json.loads(document.read_bytes()).get("attributes", {}).get(MANIFEST, {})
+            entry = manifest.get("datasets", {}).get(place.name)
+            return None if entry is None else (place, entry["arrays"])
+    return None
+
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,3 +235,11 @@ class Dataset:
             return load_anndata().io.read_elem(group[name])
         except Exception as error:  # any error of a codec
             raise DataError(f"{self.place}/{group.name.strip('/')}/{name} cannot be read: {error}") from error
+
+
+AnyDataset: TypeAlias = Dataset | MemoryDataset
+
+
+def open_dataset(place: str | MemoryDataset, reader: BoxReader) -> AnyDataset:
+    """Open the dataset at a place; return a dataset in memory unchanged."""
+    return place if isinstance(place, MemoryDataset) else Dataset(place, reader)

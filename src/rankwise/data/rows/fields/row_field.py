@@ -1,9 +1,10 @@
-"""`RowField`: one field of rows, made from the user's options: how it is planned, read, and written to dense rows."""
+"""`RowField`: one field of rows: how it is planned, read, and written to dense rows; `RowPlan`: a plan of them all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -11,19 +12,69 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
+from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray, Share
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.matrices import (
-    Finished,
-    MatrixPlan,
-    MatrixStack,
-    MemoryStack,
-    SparseStack,
-    checked_reports,
-    finished_plain,
-)
+from rankwise.data.rows.matrices.damage import Finished, checked_reports, finished_plain
+from rankwise.data.rows.matrices.stacks import MatrixPlan, MatrixStack, MemoryStack, SparseStack
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowPlan:
+    """Implements `Plan`."""
+
+    share: Share
+    rows: IntArray  # int64[B], its rows over all datasets
+    matrices: Mapping[str, MatrixPlan]  # for each matrix, the plan for its rows
+    boxes: Sequence[BoxPlan]  # those of all matrices
+    capacity: Mapping[str, int]  # for each ragged field, the elements of the batch
+    num_chunks: int  # chunks to decode, without those already in the cache
+    read_bytes: int  # encoded bytes to read, as far as known in advance
+    decode_bytes: int  # bytes to decode
+
+    @classmethod
+    def of(cls, share: Share, rows: IntArray, matrices: Mapping[str, MatrixPlan], reader: BoxReader) -> RowPlan:
+        """Return the plan of a share, with its costs for `reader`."""
+        num_chunks = read_bytes = decode_bytes = 0
+        boxes = [box for matrix in matrices.values() for box in matrix.boxes]
+        for plan in boxes:
+            needed = reader.needed(plan)
+            sizes = np.array([array.chunk_bytes for array in plan.request.arrays], dtype=np.int64)
+            num_chunks += int(needed.sum())
+            read_bytes += int(np.maximum(plan.chunks.length[needed], 0).sum())
+            decode_bytes += int(sizes[plan.chunks.array[needed]].sum())
+        capacity = {name: plan.num_elements for name, plan in matrices.items() if plan.lengths is not None}
+        return cls(
+            share=share, rows=rows, matrices=matrices, boxes=boxes, capacity=capacity,
+            num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes,
+        )  # fmt: skip
+
+
+class ScratchPools:
+    """Scratch memory for converting rows: one pool for each thread that reads at the same time, reused."""
+
+    def __init__(self) -> None:
+        self._held: list[MemoryPool] = []
+
+    def __reduce__(self) -> tuple[type[ScratchPools], tuple[()]]:
+        return ScratchPools, ()
+
+    @contextmanager
+    def memory(self, num_pieces: int) -> Iterator[MemoryPool]:
+        """Lend a pool; make one with `num_pieces` pieces if none is free."""
+        try:
+            lent = self._held.pop()
+        except IndexError:
+            lent = MemoryPool(num_pieces)
+        try:
+            yield lent
+        finally:
+            self._held.append(lent)
+
+    def clear(self) -> None:
+        """Free the memory."""
+        self._held.clear()
 
 
 class FieldRead(NamedTuple):
@@ -71,13 +122,10 @@ class Target:
         return cls(num_cols=num_cols, places=places, width=width)
 
 
-def make_field(
-    stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None, widths: Sequence[int] = ()
-) -> RowField:
+def make_field(stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None) -> RowField:
     """Return the field of a stack; `dense` returns CSR rows as dense ones.
 
-    `columns` are one int64 list for all matrices, or one for each, which needs the `widths` of the matrices; None =
-    all.
+    `columns` are one int64 list for all matrices, or one for each; None = all.
     """
     spec = stack.spec
     if columns is not None:
@@ -87,7 +135,9 @@ def make_field(
     if isinstance(stack, MemoryStack):
         begin: Callable[..., FieldRead] = partial(_begin_in_memory, stack, columns, spec)
     elif isinstance(stack, SparseStack) and not spec.ragged:
-        begin = partial(_begin_spread, Target.of(columns, tuple(widths) or stack.spec.shape))
+        differ = columns is not None and len(columns) > 1
+        widths = tuple(matrix.row_shape[0] for matrix in stack.matrices) if differ else stack.spec.shape
+        begin = partial(_begin_spread, Target.of(columns, widths))
     elif columns is None:
         begin = partial(_begin_plain, spec)
     else:

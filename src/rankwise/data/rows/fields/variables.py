@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, choose_fields
-from rankwise.data.rows.datasets import AnyDataset
+from rankwise.data.rows.datasets.on_disk import AnyDataset
 from rankwise.data.rows.fields.row_field import RowField, make_field
-from rankwise.data.rows.matrices import MemoryMatrix, StoredMatrix, stack_matrices
+from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredMatrix
+from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.data.rows.notices import warn_once
 from rankwise.data.rows.obs import ObsColumn, name_list, read_column
 from rankwise.data.rows.transforms import Log1pCounts
@@ -164,47 +165,22 @@ class Variables:
         if all(not isinstance(gene, str) for gene in genes):
             self.check_same()
         elif self.first_difference is not None:
-            self._check_held(genes)
+            numbers = [gene for gene in genes if not isinstance(gene, str)]
+            if numbers:
+                raise ConfigError(
+                    f"the datasets have different variables: genes= needs names, got the number {numbers[0]!r}"
+                )
+            for number, dataset in enumerate(self._datasets):
+                held = set(self.names(number))
+                missing = [gene for gene in genes if gene not in held]
+                if missing:
+                    raise ConfigError(
+                        f"{dataset.place} lacks {len(missing)} of the {len(genes)} genes=, such as {missing[:_SHOWN]}: "
+                        "remove them or this store (a collection of all stores joins their variables)"
+                    )
             every = [self.names(k) for k in range(len(self._datasets))]
             return [chosen_genes(genes, len(names), partial(tuple, names)) for names in every]
         return [chosen_genes(genes, num_columns, lambda: self.names(0))]
-
-    def _check_held(self, genes: Sequence[Any]) -> None:
-        numbers = [gene for gene in genes if not isinstance(gene, str)]
-        if numbers:
-            raise ConfigError(
-                f"the datasets have different variables: genes= needs names, got the number {numbers[0]!r}"
-            )
-        for number, dataset in enumerate(self._datasets):
-            held = set(self.names(number))
-            missing = [gene for gene in genes if gene not in held]
-            if missing:
-                raise ConfigError(
-                    f"{dataset.place} lacks {len(missing)} of the {len(genes)} genes=, such as {missing[:_SHOWN]}: "
-                    "remove them or this store (a collection of all stores joins their variables)"
-                )
-
-
-def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str, RowField]:
-    """Return the fields of the matrices by name.
-
-    Raises:
-        ConfigError: there is no such matrix, matrices do not fit together, or there are no such genes.
-        DataError: a matrix is damaged.
-    """
-    found = {name: modality_of(name) for name in choice.matrices}
-    tables = {modality: Variables(datasets, modality) for modality in set(found.values()) if modality is not None}
-    genes = {name: _wanted(choice.genes, name, modality) for name, modality in found.items()}
-    if choice.genes is not None and not choice.is_open and not any(wanted is not None for wanted in genes.values()):
-        raise ConfigError(
-            f"genes= chooses columns of X and layers (for a modality use {{'mod/protein/X': [...]}}); selected are "
-            f"{', '.join(choice.matrices) or 'none'}"
-        )
-    fields = {}
-    for name, modality in found.items():
-        variables = None if modality is None else tables[modality]
-        fields[name] = _field(datasets, name, choice, variables, genes[name])
-    return fields
 
 
 def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
@@ -217,10 +193,9 @@ def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
             raise ConfigError(f"genes= names {name!r}, whose columns are not variables: select them in a transform")
     else:
         given = genes if modality == "" else None
-    if isinstance(given, str):
-        raise ConfigError(f"genes= must be a list of names or numbers, got the text {given!r}: write genes=[{given!r}]")
-    if given is not None and not isinstance(given, Iterable):
-        raise ConfigError(f"genes= must be a list of names or numbers, got {given!r}: write genes=[{given!r}]")
+    if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
+        said = f"{'the text ' * isinstance(given, str)}{given!r}"
+        raise ConfigError(f"genes= must be a list of names or numbers, got {said}: write genes=[{given!r}]")
     return None if given is None else list(given)
 
 
@@ -234,13 +209,11 @@ def _field(
             variables.check_same()
     elif variables is not None and genes is not None:
         columns = variables.columns(genes, matrices[0].row_shape[0] if matrices[0].row_shape else 0)
-    differ = columns is not None and len(columns) > 1
-    loose = differ or (choice.is_open and variables is not None)
+    loose = (columns is not None and len(columns) > 1) or (choice.is_open and variables is not None)
     stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=loose)
     if choice.dtype_of(name) is None and not choice.is_open:
         _log_dtypes(name, matrices, stack.spec.dtype)
-    widths = [matrix.row_shape[0] for matrix in matrices] if differ else []
-    return make_field(stack, dense=choice.dense, columns=columns, widths=widths)
+    return make_field(stack, dense=choice.dense, columns=columns)
 
 
 def _log_dtypes(name: str, matrices: Sequence[StoredMatrix | MemoryMatrix], joined: DType) -> None:
@@ -281,9 +254,25 @@ class RowFields:
     def of(
         cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
     ) -> RowFields:
-        """Open the requested fields, and select all of them; `known` columns are not read again."""
+        """Open the requested fields, and select all of them; `known` columns are not read again.
+
+        Raises:
+            ConfigError: there is no such matrix, matrices do not fit together, or there are no such genes or columns.
+            DataError: a matrix or a column is damaged.
+        """
         known = {} if known is None else known
-        matrices = open_fields(datasets, choice)
+        found = {name: modality_of(name) for name in choice.matrices}
+        tables = {modality: Variables(datasets, modality) for modality in set(found.values()) if modality is not None}
+        genes = {name: _wanted(choice.genes, name, modality) for name, modality in found.items()}
+        if choice.genes is not None and not choice.is_open and not any(wanted is not None for wanted in genes.values()):
+            raise ConfigError(
+                f"genes= chooses columns of X and layers (for a modality use {{'mod/protein/X': [...]}}); selected are "
+                f"{', '.join(choice.matrices) or 'none'}"
+            )
+        matrices = {}
+        for name, modality in found.items():
+            variables = None if modality is None else tables[modality]
+            matrices[name] = _field(datasets, name, choice, variables, genes[name])
         columns = {name: known.get(name) or read_column(datasets, name) for name in choice.obs}
         names = (*matrices, *columns)
         return cls(datasets=datasets, choice=choice, open_matrices=matrices, open_columns=columns, names=names)
@@ -338,10 +327,7 @@ class RowFields:
         return replace(self, names=choose_fields(self.names, names))
 
     def fused_with(self, batch_transform: Any) -> RowFields | None:
-        """Return fields that apply a batch transform while they are read; None = not supported.
-
-        Supported for `Log1pCounts` of dense rows; integers then become float32, as they do in the transform.
-        """
+        """Return fields that apply a batch transform while they are read; see `RowSource.fused_with`."""
         name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
         matrices = self.open_matrices
         if name not in matrices or name not in self.names:

@@ -7,8 +7,9 @@ import os
 from textwrap import wrap
 from typing import Any
 
-from rankwise.data.rows.datasets import MANIFEST, Dataset, find_datasets
-from rankwise.data.rows.matrices import StoredMatrix, StoredSparse
+from rankwise.data.rows.datasets.on_disk import Dataset
+from rankwise.data.rows.datasets.search import MANIFEST, find_datasets
+from rankwise.data.rows.matrices.matrix import StoredMatrix, StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
@@ -51,7 +52,18 @@ def describe_rows(uri: str | os.PathLike[str]) -> dict[str, Any]:
     node = STORES.node(resolve_place(uri))
     manifest = node.attributes.get(MANIFEST) if node is not None else None
     with BoxReader(threads=1, cache=0) as reader:
-        datasets = [_dataset(place, reader) for place in find_datasets(uri)]
+        opened = [Dataset(place, reader) for place in find_datasets(uri)]
+        datasets: list[dict[str, Any]] = [
+            {
+                "place": held.place,
+                "num_rows": held.num_rows,
+                "num_vars": held.num_vars,
+                "obs": list(held.obs_columns),
+                "matrices": {name: _described(held, name) for name in held.matrices},
+                "raw": None if held.raw is None else _described(held, held.raw),
+            }
+            for held in opened
+        ]
     return {
         "uri": os.fspath(uri),
         "num_rows": sum(held["num_rows"] for held in datasets),
@@ -76,18 +88,6 @@ def text_of_rows(facts: dict[str, Any]) -> str:
         sources += f" and {len(write['sources']) - _MOST} more" * (len(write["sources"]) > _MOST)
         lines.append(f"written with seed {write['seed']} from {sources} as {', '.join(write['datasets'])}")
     return "\n".join([*lines, *_advice(facts)])
-
-
-def _dataset(place: str, reader: BoxReader) -> dict[str, Any]:
-    held = Dataset(place, reader)
-    return {
-        "place": place,
-        "num_rows": held.num_rows,
-        "num_vars": held.num_vars,
-        "obs": list(held.obs_columns),
-        "matrices": {name: _described(held, name) for name in held.matrices},
-        "raw": None if held.raw is None else _described(held, held.raw),
-    }
 
 
 def _described(held: Dataset, name: str) -> dict[str, Any]:

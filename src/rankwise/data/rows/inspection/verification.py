@@ -13,12 +13,14 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import WordArray, mix_words
-from rankwise.data.rows.collection import DatasetCollection
-from rankwise.data.rows.collection.inputs import Column, Columnwise, as_text, open_input
+from rankwise.data.rows.collection.collection import DatasetCollection
+from rankwise.data.rows.collection.inputs.columns import Column, as_text
+from rankwise.data.rows.collection.inputs.inputs import open_input
 from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
-from rankwise.data.rows.datasets import Dataset, array_checksums, find_datasets, member_names
-from rankwise.data.rows.matrices import StoredSparse
+from rankwise.data.rows.datasets.on_disk import Dataset, array_checksums
+from rankwise.data.rows.datasets.search import find_datasets, member_names
+from rankwise.data.rows.matrices.matrix import StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, RankwiseError
 
@@ -30,18 +32,18 @@ _BLOCK_ROWS = 2**16  # rows of a column
 def _matrix_digests(side: Joined, name: str) -> WordArray:
     """Return the digests of all rows of a matrix of one input."""
     table = side.inputs[0].tables[name]
-    field = next(field for field in side.matrices if field.name == name)
-    if table.by_columns:
-        whole = digest_elements(table.held, side.gather_of(0, name), _PORTION)
-        return whole if table.rows is None else whole[table.rows]
-    spans = _spans(table.shape[0], max(1, int(_BLOCK_BYTES / max(1.0, table.row_bytes))))
-    return np.concatenate([digest_rows(side.shape(0, field, table.block(*span))) for span in spans])
-
-
-def _column_digests(side: Joined, name: str, *, text: bool) -> WordArray:
-    column = side.inputs[0].columns[name]
-    spans = _spans(column.num_rows, _BLOCK_ROWS)
-    return np.concatenate([digest_column(column.block(*span), column, text=text) for span in spans])
+    if not table.by_columns:
+        field = next(field for field in side.matrices if field.name == name)
+        spans = _spans(table.shape[0], max(1, int(_BLOCK_BYTES / max(1.0, table.row_bytes))))
+        return np.concatenate([digest_rows(side.shape(0, field, table.block(*span))) for span in spans])
+    found, gather = np.zeros(table.held.shape[0], dtype=np.uint64), side.gather_of(0, name)
+    for span in _spans(table.held.nnz, _PORTION):
+        rows, columns, values = table.held.elements(*span)
+        if gather is not None:  # the target of each column, -1 = none
+            columns = gather[columns]
+            rows, columns, values = rows[columns >= 0], columns[columns >= 0], values[columns >= 0]
+        found += _sum(len(found), rows, columns, values)
+    return found if table.rows is None else found[table.rows]
 
 
 def _spans(num_rows: int, step: int) -> list[tuple[int, int]]:
@@ -66,7 +68,11 @@ def compare_with_sources(collection: DatasetCollection, *, shown: Callable[[str]
         sources, problems = _open_sources(collection, labels, vars_, sparse)
         for side in sources.values():
             stack.callback(side.inputs[0].close)
-        problems += _missing_rows(sources, origins)
+        for label, side in sources.items():
+            seen = np.concatenate([origin.rows[origin.of(label)] for origin in origins])
+            lost = side.num_rows - len(np.unique(seen[seen < side.num_rows]))
+            if lost or (seen >= side.num_rows).any():
+                problems.append(f"{label} has {side.num_rows} rows, but {lost} of them are not in the collection")
         for matrix in (True, False):
             for name in dict.fromkeys(name for side in datasets for name in _parts(side, matrix=matrix)):
                 if matrix or name not in {SOURCE, SOURCE_ROW}:
@@ -132,16 +138,6 @@ def _open_sources(
     return opened, problems
 
 
-def _missing_rows(sources: dict[str, Joined], origins: list[_Origin]) -> list[str]:
-    problems = []
-    for label, side in sources.items():
-        seen = np.concatenate([origin.rows[origin.of(label)] for origin in origins])
-        lost = side.num_rows - len(np.unique(seen[seen < side.num_rows]))
-        if lost or (seen >= side.num_rows).any():
-            problems.append(f"{label} has {side.num_rows} rows, but {lost} of them are not in the collection")
-    return problems
-
-
 def _compare(
     name: str, datasets: list[Joined], origins: list[_Origin], sources: dict[str, Joined], *, matrix: bool
 ) -> list[str]:
@@ -151,7 +147,11 @@ def _compare(
     text = not matrix and any(part.kind in {"text", "category"} for part in held)
 
     def digests(side: Joined) -> WordArray:
-        return _matrix_digests(side, name) if matrix else _column_digests(side, name, text=text)
+        if matrix:
+            return _matrix_digests(side, name)
+        column = side.inputs[0].columns[name]
+        spans = _spans(column.num_rows, _BLOCK_ROWS)
+        return np.concatenate([digest_column(column.block(*span), column, text=text) for span in spans])
 
     wanted = {label: digests(side) for label, side in sources.items() if name in _parts(side, matrix=matrix)}
     for side, origin in zip(datasets, origins, strict=True):
@@ -184,18 +184,6 @@ def digest_rows(rows: Any) -> WordArray:
     flat = rows.reshape(len(rows), -1)
     numbers, columns = np.nonzero(flat)
     return _sum(len(rows), numbers, columns, flat[numbers, columns])
-
-
-def digest_elements(matrix: Columnwise, gather: IntArray | None, portion: int) -> WordArray:
-    """Return the digests of the rows of a matrix stored by columns; `gather` is the target of each, -1 = none."""
-    found = np.zeros(matrix.shape[0], dtype=np.uint64)
-    for start in range(0, matrix.nnz, portion):
-        rows, columns, values = matrix.elements(start, min(start + portion, matrix.nnz))
-        if gather is not None:
-            columns = gather[columns]
-            rows, columns, values = rows[columns >= 0], columns[columns >= 0], values[columns >= 0]
-        found += _sum(matrix.shape[0], rows, columns, values)
-    return found
 
 
 def digest_column(values: Any, column: Any, *, text: bool) -> WordArray:
@@ -264,19 +252,17 @@ def verify_rows(
             if (collection.path / name).is_dir():
                 if shown is not None:
                     shown(place)
-                problems += _files(Path(place), entries[name]["arrays"])
+                found, expected = array_checksums(Path(place)), entries[name]["arrays"]
+                problems += [f"{name}/{array} is missing" for array in sorted(set(expected) - set(found))]
+                problems += [f"{name}/{array} was added later" for array in sorted(set(found) - set(expected))]
+                problems += [
+                    f"{name}/{array} changed after it was written: its checksum differs"
+                    for array in sorted(set(found) & set(expected))
+                    if found[array] != expected[array]
+                ]
                 problems += _rows(place, entries[name]["rows"], reader)
     problems = problems or _sources(collection)
     return problems if problems or not sources else compare_with_sources(collection, shown=shown)
-
-
-def _files(folder: Path, expected: dict[str, str]) -> list[str]:
-    found = array_checksums(folder)
-    problems = [f"{folder.name}/{array} is missing" for array in sorted(set(expected) - set(found))]
-    problems += [f"{folder.name}/{array} was added later" for array in sorted(set(found) - set(expected))]
-    same = set(found) & set(expected)
-    changed = sorted(array for array in same if found[array] != expected[array])
-    return problems + [f"{folder.name}/{array} changed after it was written: its checksum differs" for array in changed]
 
 
 def _rows(place: str, expected: int | None, reader: BoxReader) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata, open_group
+from rankwise.data.rows.datasets.on_disk import check_files
+from rankwise.data.rows.datasets.search import find_datasets, load_anndata, open_group
 from rankwise.data.rows.loader.requests import MemoryRows, RowsReader, StoredRows
-from rankwise.data.rows.matrices import StoredDense, StoredMatrix, StoredSparse, open_matrix
+from rankwise.data.rows.matrices.matrix import StoredDense, StoredMatrix, StoredSparse, open_matrix
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError

@@ -106,8 +106,6 @@ def global_batch(rows: Any, sharded: ShardRows) -> Any:
 
 Library: TypeAlias = Literal["torch", "jax"]
 
-_EXTRAS = {"torch": "train", "jax": "jax"}
-
 
 def check_library(to: Any) -> None:
     """Refuse an unknown or missing library; imports nothing.
@@ -121,7 +119,8 @@ def check_library(to: Any) -> None:
     if to not in get_args(Library):
         raise ConfigError(f"to must be None, 'torch' or 'jax', got {to!r}")
     if find_spec(to) is None:
-        raise MissingExtraError(f"to={to!r} needs {to}: pip install 'rankwise[{_EXTRAS[to]}]'")
+        extra = "train" if to == "torch" else to
+        raise MissingExtraError(f"to={to!r} needs {to}: pip install 'rankwise[{extra}]'")
 
 
 def convert(rows: Any, to: Library | None, *, gpu: bool = False) -> Any:

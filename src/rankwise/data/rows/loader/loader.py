@@ -13,7 +13,7 @@ from rankwise.data.contract import JSON
 from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.prefetch import close_at_exit
 from rankwise.data.feed.workers.iterable import iterable_class, rebuild
-from rankwise.data.rows.abc import Sampler, lone_copy
+from rankwise.data.rows.abc import Rng, Sampler, lone_copy
 from rankwise.data.rows.loader.datasets import AddedDatasets, iter_groups, load_group
 from rankwise.data.rows.loader.defaults import (
     Library,
@@ -29,7 +29,6 @@ from rankwise.data.rows.loader.defaults import (
 from rankwise.data.rows.loader.position import LoaderPosition
 from rankwise.data.rows.loader.requests import Requests, RowBlock, RowOrder
 from rankwise.data.rows.notices import warn_once
-from rankwise.data.rows.passes import Rng
 from rankwise.data.rows.samplers.distributed import foreseen
 from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader

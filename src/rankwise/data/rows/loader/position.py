@@ -12,11 +12,10 @@ from typing import Any, Self, TypeVar
 from rankwise._process.loader_worker import current_worker
 from rankwise._process.place import speaking_rank
 from rankwise.data.contract import JSON, whole_number
-from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.abc import PassDraws, Sampler
 from rankwise.data.rows.loader.datasets import AddedDatasets
 from rankwise.data.rows.loader.requests import RowOrder, order_rows
 from rankwise.data.rows.notices import warn_once
-from rankwise.data.rows.passes import PassDraws
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.data.rows.samplers.distributed import known_settings
 from rankwise.errors import ConfigError
@@ -104,7 +103,15 @@ class CurrentPass:
         """
         with closing(self._sampler.sample(n_obs)) as requests:
             request = next(requests, None)
-            num_left_out = self.num_done = self._num_before()
+            self.draws, saved = self._sampler.last_pass, self._saved
+            if saved is not None and (self.draws is None or saved.epoch != self.draws.epoch):
+                saved = None  # it lies in another pass
+            if saved is not None and saved.worker is None and current_worker() is not None:
+                raise ConfigError(
+                    "a loader that resumes inside an epoch cannot be shared among DataLoader workers: use "
+                    f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
+                )
+            num_left_out = self.num_done = 0 if saved is None else saved.batches
             while request is not None:
                 splits = list(request["splits"])
                 if len(splits) > num_left_out:
@@ -118,18 +125,6 @@ class CurrentPass:
         """Count a batch that is handed out, and return it."""
         self.num_done += 1
         return batch
-
-    def _num_before(self) -> int:
-        """Record which pass has begun; return how many of its batches were handed out before."""
-        self.draws, saved = self._sampler.last_pass, self._saved
-        if saved is None or self.draws is None or saved.epoch != self.draws.epoch:
-            return 0
-        if saved.worker is None and current_worker() is not None:
-            raise ConfigError(
-                "a loader that resumes inside an epoch cannot be shared among DataLoader workers: use "
-                f"num_workers=0 (it reads in the background anyway), or {WITH_AN_ORDER}"
-            )
-        return saved.batches
 
 
 class LoaderPosition:

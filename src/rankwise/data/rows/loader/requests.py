@@ -15,13 +15,9 @@ from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.feed.memory.lease import Lease, Leases
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.prefetch import LEAST_DEPTH, ReadAhead
-from rankwise.data.rows.matrices import (
-    StoredMatrix,
-    finished_plain,
-    gather_rows,
-    row_errors,
-    stack_matrices,
-)
+from rankwise.data.rows.matrices.damage import finished_plain, row_errors
+from rankwise.data.rows.matrices.matrix import StoredMatrix, gather_rows
+from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.data.rows.types import LoadRequest
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
@@ -34,10 +30,6 @@ class RowOrder:
     rows: IntArray  # int64[n], rows over all datasets, batch after batch
     edges: tuple[int, ...]  # start of each batch in `rows`, and the end of the last
 
-    def is_same(self, order: RowOrder) -> bool:
-        """Whether it has the same rows, in the same batches."""
-        return self.edges == order.edges and np.array_equal(self.rows, order.rows)
-
 
 def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
     """Return the rows of a request; rows in no split are left out."""
@@ -46,7 +38,13 @@ def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
         raise ConfigError(
             f"a sampler requested rows {rows.min()} to {rows.max()}, but the loader has {n_obs}, counted from 0"
         )
-    splits = [_places(split) for split in request["splits"]]
+    splits = [np.asarray(split) for split in request["splits"]]
+    for split in splits:
+        if split.ndim != 1 or (len(split) and split.dtype.kind not in "iu"):
+            raise ConfigError(
+                f"splits must be lists of indices into a request, integers along one axis (for a mask use "
+                f"numpy.flatnonzero(mask)); got {split.dtype}{list(split.shape)}"
+            )
     places = np.concatenate([np.empty(0, dtype=np.int64), *splits]).astype(np.int64, copy=False)
     if len(places) and not (places.min() >= 0 and places.max() < len(rows)):
         raise ConfigError(
@@ -79,16 +77,6 @@ def _listed(requests: Any) -> IntArray:
     begin = np.cumsum(lengths) - lengths
     listed: IntArray = np.repeat(starts - begin, lengths) + np.arange(lengths.sum())
     return listed
-
-
-def _places(split: Any) -> IntArray:
-    found = np.asarray(split)
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise ConfigError(
-            f"splits must be lists of indices into a request, integers along one axis (for a mask use "
-            f"numpy.flatnonzero(mask)); got {found.dtype}{list(found.shape)}"
-        )
-    return found
 
 
 _MOST_INT32 = 2**31 - 1
@@ -223,7 +211,7 @@ class Requests:
         """Read the request that will be asked for next; returns at once, may be called again."""
         self._check_here()
         if self._foreseen is not None:
-            if self._foreseen.is_same(order):
+            if self._foreseen.edges == order.edges and np.array_equal(self._foreseen.rows, order.rows):
                 return
             self.leave()
         self._foreseen = order

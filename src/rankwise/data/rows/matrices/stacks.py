@@ -189,7 +189,14 @@ class SparseStack(MatrixStack):
     def plan(self, rows: IntArray, reader: BoxReader, *, dense: bool = False) -> MatrixPlan:
         """Return the plan for reading rows; see `MatrixStack.plan`."""
         which, local = self.find(rows)
-        begin, lengths, lost = self._spans(which, local)
+        if len(self.matrices) == 1:
+            begin, lengths, lost = self.matrices[0].pointers.spans(local)
+        else:
+            begin, lengths, lost = np.empty_like(local), np.empty_like(local), ()
+            for number in np.unique(which).tolist():
+                members = np.flatnonzero(which == number)
+                begin[members], lengths[members], errors = self.matrices[number].pointers.spans(local[members])
+                lost += tuple(replace(error, box=int(members[error.box])) for error in errors)
         dtype, index_dtype = self.spec.dtype, self.spec.index_dtype
         to_spread = dense and reader.spreads(self._data, dtype) and index_dtype == np.int32
         if to_spread:
@@ -206,17 +213,6 @@ class SparseStack(MatrixStack):
         return MatrixPlan(
             boxes=(elements, columns), lengths=lengths, num_rows=len(rows), to_spread=to_spread, lost=lost
         )
-
-    def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
-        if len(self.matrices) == 1:
-            return self.matrices[0].pointers.spans(local)
-        begin, lengths = np.empty(len(local), dtype=np.int64), np.empty(len(local), dtype=np.int64)
-        lost: list[BoxError] = []
-        for number in np.unique(which).tolist():
-            members = np.flatnonzero(which == number)
-            begin[members], lengths[members], errors = self.matrices[number].pointers.spans(local[members])
-            lost += [replace(error, box=int(members[error.box])) for error in errors]
-        return begin, lengths, tuple(lost)
 
 
 class DenseStack(MatrixStack):

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray, whole_number
-from rankwise.data.rows.datasets import load_anndata
-from rankwise.data.rows.output.codecs import codecs_of, pad_rows
-from rankwise.data.rows.output.shards import SparseLayout, lay_out, parse_size, rows_of_size
+from rankwise.data.rows.datasets.search import load_anndata
+from rankwise.data.rows.output.shards import SparseLayout, codecs_of, lay_out, pad_rows, parse_size, rows_of_size
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -11,56 +10,9 @@ import numpy as np
 
 from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON, IntArray, whole_number
-from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import PassDraws, Rng, check_mask, make_generator, mask_bounds
+from rankwise.data.rows.abc import PassDraws, Rng, Sampler, check_mask, make_generator, mask_bounds
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSizes:
-    """How many rows are read and batched together."""
-
-    chunk_size: int  # neighbouring rows that are read as one run
-    preload_nchunks: int  # runs that are read and mixed together: one load request
-    batch_size: int  # rows of a batch; a divisor of the rows of a request
-
-    def __post_init__(self) -> None:
-        for name in ("chunk_size", "preload_nchunks", "batch_size"):
-            whole_number(name, getattr(self, name), least=1)
-        rows, batch = self.request_rows, self.batch_size
-        product = f"{self.chunk_size} * {self.preload_nchunks} = {rows}"
-        if batch > rows:
-            raise ConfigError(
-                f"batch_size cannot exceed chunk_size * preload_nchunks: got {batch}, but a request has {product} "
-                f"rows; use preload_nchunks={-(-batch // self.chunk_size)} or more"
-            )
-        if rows % batch:
-            nearest = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - batch))
-            raise ConfigError(
-                f"chunk_size * preload_nchunks must be divisible by batch_size: a request has {product} rows, which "
-                f"leaves {rows % batch} after batches of {batch}; use batch_size={nearest}, or other sizes"
-            )
-
-    @property
-    def request_rows(self) -> int:
-        """Rows of a full request."""
-        return self.chunk_size * self.preload_nchunks
-
-    def cut(self, places: IntArray) -> list[IntArray]:
-        """Cut places in a request into batches."""
-        return np.split(places, range(self.batch_size, len(places), self.batch_size))
-
-
-def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
-    """Yield the load requests of a pass with `total` rows; a DataLoader worker yields only its own.
-
-    For any number of workers they yield the same requests together: each is made from its number alone.
-    """
-    worker = current_worker()
-    for number in range(-(-total // sizes.request_rows)):
-        if worker is None or worker.owns(number):
-            yield make(number, min(sizes.request_rows, total - number * sizes.request_rows))
 
 
 def _circle(first: int, length: int, start: int, stop: int) -> list[slice]:
@@ -88,18 +40,34 @@ class ChunkSampler(Sampler):
         mask: slice | None = None,
         num_samples: int | None = None,
     ) -> None:
-        self._sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
+        self._sizes = {"chunk_size": chunk_size, "preload_nchunks": preload_nchunks, "batch_size": batch_size}
+        for name, size in self._sizes.items():
+            whole_number(name, size, least=1)
+        self._request_rows = rows = chunk_size * preload_nchunks
+        product = f"{chunk_size} * {preload_nchunks} = {rows}"
+        if batch_size > rows:
+            raise ConfigError(
+                f"batch_size cannot exceed chunk_size * preload_nchunks: got {batch_size}, but a request has {product} "
+                f"rows; use preload_nchunks={-(-batch_size // chunk_size)} or more"
+            )
+        if rows % batch_size:
+            nearest = min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - batch_size))
+            raise ConfigError(
+                f"chunk_size * preload_nchunks must be divisible by batch_size: a request has {product} rows, which "
+                f"leaves {rows % batch_size} after batches of {batch_size}; use batch_size={nearest}, or other sizes"
+            )
+        self._chunk_size, self._batch_size = chunk_size, batch_size
         self._drop_last, self._num_samples = drop_last, num_samples
         self._mask = check_mask(slice(0, None) if mask is None else mask)
 
     @property
     def batch_size(self) -> int:
         """Rows of a batch."""
-        return self._sizes.batch_size
+        return self._batch_size
 
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches of a pass over a loader of `n_obs` rows."""
-        return -(-self._num_rows(n_obs) // self._sizes.batch_size)
+        return -(-self._num_rows(n_obs) // self._batch_size)
 
     def validate(self, n_obs: int) -> None:
         """Refuse a mask that does not fit `n_obs` rows."""
@@ -114,11 +82,25 @@ class ChunkSampler(Sampler):
     def _num_rows(self, n_obs: int) -> int:
         """Return the rows that a pass yields."""
         asked = self._asked(n_obs)
-        return asked - asked % self._sizes.batch_size if self._drop_last else asked
+        return asked - asked % self._batch_size if self._drop_last else asked
 
     def _settings(self) -> dict[str, JSON]:
-        said = {"kind": type(self).__name__, **asdict(self._sizes)}
+        said: dict[str, JSON] = {"kind": type(self).__name__, **self._sizes}
         return {**said, "drop_last": self._drop_last, "mask": [self._mask.start or 0, self._mask.stop]}
+
+    def _requests(self, total: int, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
+        """Yield the load requests of a pass with `total` rows; a DataLoader worker yields only its own.
+
+        For any number of workers they yield the same requests together: each is made from its number alone.
+        """
+        worker = current_worker()
+        for number in range(-(-total // self._request_rows)):
+            if worker is None or worker.owns(number):
+                yield make(number, min(self._request_rows, total - number * self._request_rows))
+
+    def _batches(self, places: IntArray) -> list[IntArray]:
+        """Cut places in a request into batches."""
+        return np.split(places, range(self._batch_size, len(places), self._batch_size))
 
 
 class SequentialSampler(ChunkSampler):
@@ -153,15 +135,14 @@ class SequentialSampler(ChunkSampler):
                 "in the background anyway) or 1"
             )
         start, _ = mask_bounds(self._mask, n_obs)
-        sizes = self._sizes
 
         def make(number: int, wanted: int) -> LoadRequest:
-            first = start + number * sizes.request_rows
-            edges = [*range(first, first + wanted, sizes.chunk_size), first + wanted]
+            first = start + number * self._request_rows
+            edges = [*range(first, first + wanted, self._chunk_size), first + wanted]
             runs = [slice(edge, after) for edge, after in pairwise(edges)]
-            return {"requests": runs, "splits": sizes.cut(np.arange(wanted))}
+            return {"requests": runs, "splits": self._batches(np.arange(wanted))}
 
-        return make_requests(self._num_rows(n_obs), sizes, make)
+        return self._requests(self._num_rows(n_obs), make)
 
 
 class RandomSampler(ChunkSampler):
@@ -222,10 +203,10 @@ class RandomSampler(ChunkSampler):
                 f"num_samples ({asked}) cannot exceed the {stop - start} rows of the range [{start}, {stop}): use "
                 "fewer samples, or draw with replacement=True"
             )
-        if self._replacement and asked > stop - start < self._sizes.chunk_size:
+        if self._replacement and asked > stop - start < self._chunk_size:
             raise ConfigError(
                 f"the {stop - start} rows of the range [{start}, {stop}) are smaller than chunk_size "
-                f"({self._sizes.chunk_size}), but num_samples ({asked}) needs more: use a smaller "
+                f"({self._chunk_size}), but num_samples ({asked}) needs more: use a smaller "
                 "chunk_size, a larger mask, or at most as many samples"
             )
 
@@ -237,8 +218,8 @@ class RandomSampler(ChunkSampler):
         start, stop = mask_bounds(self._mask, n_obs)
         total = self._num_rows(n_obs)
         if self._replacement:
-            return make_requests(total, self._sizes, partial(self._repeated, self._draws, start, stop))
-        return make_requests(total, self._sizes, self._once(self._draws, start, stop))
+            return self._requests(total, partial(self._repeated, self._draws, start, stop))
+        return self._requests(total, self._once(self._draws, start, stop))
 
     def _once(self, draws: PassDraws, start: int, stop: int) -> Callable[[int, int], LoadRequest]:
         """Return a function that makes the requests of a pass without replacement.
@@ -246,24 +227,24 @@ class RandomSampler(ChunkSampler):
         If the pass ends before all rows were used, chunks start at a random row and wrap around, so that all rows are
         equally likely; otherwise they start at the first row, like chunks of the store.
         """
-        rng, sizes, num_rows = draws.generator(), self._sizes, stop - start
-        order: IntArray = rng.permutation(-(-num_rows // sizes.chunk_size))
+        rng, chunk_size, num_rows = draws.generator(), self._chunk_size, stop - start
+        order: IntArray = rng.permutation(-(-num_rows // chunk_size))
         is_part = self._num_samples is not None and self._num_samples < num_rows
         turn = int(rng.integers(num_rows)) if is_part else 0
-        short, last = num_rows % sizes.chunk_size, int(order[-1])  # the last chunk may be short
+        short, last = num_rows % chunk_size, int(order[-1])  # the last chunk may be short
 
         def make(number: int, wanted: int) -> LoadRequest:
-            runs, size, count = [], 0, sizes.preload_nchunks
+            runs, size, count = [], 0, self._request_rows // chunk_size
             for chunk in order[number * count : (number + 1) * count].tolist():
                 # chunks after the short one begin earlier by what it lacks
-                first = chunk * sizes.chunk_size - (sizes.chunk_size - short if short and chunk > last else 0)
-                length = short if short and chunk == last else sizes.chunk_size
+                first = chunk * chunk_size - (chunk_size - short if short and chunk > last else 0)
+                length = short if short and chunk == last else chunk_size
                 size += length
                 runs += _circle(start + (first + turn) % num_rows, length, start, stop)
                 if is_part and size >= wanted:
                     break
             places: IntArray = draws.generator(request=number).permutation(size)[:wanted]
-            return {"requests": runs, "splits": sizes.cut(places)}
+            return {"requests": runs, "splits": self._batches(places)}
 
         return make
 
@@ -273,8 +254,8 @@ class RandomSampler(ChunkSampler):
         A chunk begins at any row of the range with the same probability and wraps around its end, so every row is
         equally likely to be in it.
         """
-        rng, size = draws.generator(request=number), self._sizes.chunk_size
+        rng, size = draws.generator(request=number), self._chunk_size
         runs = []
         for place, first in enumerate(rng.integers(start, stop, -(-wanted // size)).tolist()):
             runs += _circle(first, min(size, wanted - place * size), start, stop)
-        return {"requests": runs, "splits": self._sizes.cut(rng.permutation(wanted))}
+        return {"requests": runs, "splits": self._batches(rng.permutation(wanted))}

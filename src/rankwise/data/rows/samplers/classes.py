@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import JSON, FloatArray, IntArray, whole_number
-from rankwise.data.rows.passes import (
+from rankwise.data.rows.abc import (
     PassDraws,
     Rng,
     check_mask,
     make_generator,
     mask_bounds,
 )
-from rankwise.data.rows.samplers.chunks import ChunkSampler, make_requests
+from rankwise.data.rows.samplers.chunks import ChunkSampler
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
@@ -28,8 +28,7 @@ from rankwise.errors import ConfigError
 class ClassLines:
     """Location of the rows of the classes that can be drawn, as runs put in one line."""
 
-    codes: IntArray  # int64[C], the classes that can be drawn
-    probabilities: FloatArray  # float64[C], probability of each
+    probabilities: FloatArray  # float64[C], probability of each class that can be drawn
     run_starts: IntArray  # int64[R], first rows of runs of neighbouring rows of one class, sorted by class
     run_places: IntArray  # int64[R + 1], start of each run in the line of all runs
     class_places: IntArray  # int64[C + 1], start of each class in that line
@@ -54,7 +53,6 @@ class ClassLines:
         present, first_runs = np.unique(of_run[kept], return_index=True)
         chosen = weights[present]
         return cls(
-            codes=present.astype(np.int64),
             probabilities=chosen / chosen.sum(),
             run_starts=edges[:-1][kept] + start,
             run_places=run_places,
@@ -62,12 +60,12 @@ class ClassLines:
         )
 
     def draw_classes(self, rng: np.random.Generator, count: int) -> IntArray:
-        """Draw classes by their weights, int64[count], as places in `codes`."""
-        drawn: IntArray = rng.choice(len(self.codes), size=count, p=self.probabilities)
+        """Draw classes by their weights, int64[count], as places in `probabilities`."""
+        drawn: IntArray = rng.choice(len(self.probabilities), size=count, p=self.probabilities)
         return drawn
 
     def draw_runs(self, rng: np.random.Generator, classes: IntArray, lengths: IntArray) -> list[slice]:
-        """Draw a chunk of each class, a place in `codes`: neighbouring rows inside one of its runs.
+        """Draw a chunk of each class, a place in `probabilities`: neighbouring rows inside one of its runs.
 
         A run is drawn in proportion to its rows, and any of its rows may begin the chunk. A chunk that would exceed the
         run is moved to the run's end or beginning with equal probability: a row near an edge is in 0.5 to 1.5 times as
@@ -98,26 +96,6 @@ class ClassLines:
             length, place = length - count, place + count
             place = first if place == end else place
         return taken
-
-
-def check_classes(classes: Any) -> Any:
-    """Return the codes of a `pandas.Categorical`.
-
-    Raises:
-        TypeError: it is not a Categorical.
-        ConfigError: a row has no class.
-    """
-    import pandas as pd
-
-    if not isinstance(classes, pd.Categorical):
-        raise TypeError(
-            f"classes must be a pandas.Categorical, such as obs['cell_type'].values or pd.Categorical(values); got "
-            f"{type(classes).__name__}"
-        )
-    missing = int((classes.codes < 0).sum())
-    if missing:
-        raise ConfigError(f"classes contains {missing} NA values: give these rows a class, or exclude them")
-    return classes.codes
 
 
 def check_weights(class_weights: Any, classes: Any) -> FloatArray:
@@ -209,12 +187,22 @@ class ClassSampler(ChunkSampler):
         drop_last: bool = False,
         rng: Rng = None,
     ) -> None:
+        import pandas as pd
+
         whole_number("num_samples", num_samples, least=1)
         super().__init__(
             chunk_size, preload_nchunks, batch_size, drop_last=drop_last, mask=mask, num_samples=num_samples
         )
-        self._codes = check_classes(classes)
-        self._names = classes.categories
+        if not isinstance(classes, pd.Categorical):
+            raise TypeError(
+                f"classes must be a pandas.Categorical, such as obs['cell_type'].values or pd.Categorical(values); got "
+                f"{type(classes).__name__}"
+            )
+        missing = int((classes.codes < 0).sum())
+        if missing:
+            raise ConfigError(f"classes contains {missing} NA values: give these rows a class, or exclude them")
+        self._codes: Any = classes.codes
+        self._names: Any = classes.categories
         self._weights = check_weights(class_weights, classes)
         self._rng, self._is_seeded = make_generator(rng), rng is not None
         self._num_open = 0
@@ -265,7 +253,7 @@ class ClassSampler(ChunkSampler):
 
     def _take(self, mask: slice) -> None:
         bounds = mask_bounds(mask, len(self._codes))
-        check_runs(self._codes, self._weights, bounds, chunk_size=self._sizes.chunk_size, names=self._names)
+        check_runs(self._codes, self._weights, bounds, chunk_size=self._chunk_size, names=self._names)
         lines = ClassLines.build(self._codes, self._weights, *bounds)
         self._mask, self._lines = slice(*bounds), lines
 
@@ -279,12 +267,12 @@ class ClassSampler(ChunkSampler):
         lines, draws = self._lines, self._draws
         self._num_open += 1
         try:
-            yield from make_requests(self._num_rows(n_obs), self._sizes, partial(self._request, draws, lines))
+            yield from self._requests(self._num_rows(n_obs), partial(self._request, draws, lines))
         finally:
             self._num_open -= 1
 
     def _request(self, draws: PassDraws, lines: ClassLines, number: int, wanted: int) -> LoadRequest:
-        rng, size = draws.generator(request=number), self._sizes.chunk_size
+        rng, size = draws.generator(request=number), self._chunk_size
         lengths = np.full(-(-wanted // size), size, dtype=np.int64)
         lengths[-1] = wanted - (len(lengths) - 1) * size
         runs = lines.draw_runs(rng, self._classes_of_chunks(lines, rng, len(lengths)), lengths)
@@ -292,11 +280,11 @@ class ClassSampler(ChunkSampler):
 
     def _classes_of_chunks(self, lines: ClassLines, rng: np.random.Generator, count: int) -> IntArray:
         """Draw one class for as many chunks as needed until the edges of chunks and batches coincide again."""
-        together = self.batch_size // math.gcd(self._sizes.chunk_size, self.batch_size)
+        together = self.batch_size // math.gcd(self._chunk_size, self.batch_size)
         return np.repeat(lines.draw_classes(rng, -(-count // together)), together)[:count]
 
     def _splits(self, rng: np.random.Generator, wanted: int) -> list[IntArray]:
-        return [rng.permutation(batch) for batch in self._sizes.cut(np.arange(wanted))]
+        return [rng.permutation(batch) for batch in self._batches(np.arange(wanted))]
 
 
 class WeightedClassSampler(ClassSampler):
@@ -309,4 +297,4 @@ class WeightedClassSampler(ClassSampler):
         return lines.draw_classes(rng, count)
 
     def _splits(self, rng: np.random.Generator, wanted: int) -> list[IntArray]:
-        return self._sizes.cut(rng.permutation(wanted))
+        return self._batches(rng.permutation(wanted))

@@ -10,8 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import JSON
-from rankwise.data.rows.abc import Sampler, lone_copy
-from rankwise.data.rows.passes import PassDraws, fresh_seed, mask_bounds
+from rankwise.data.rows.abc import PassDraws, Sampler, fresh_seed, lone_copy, mask_bounds
 from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
 from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampler
 from rankwise.data.rows.types import LoadRequest

@@ -10,7 +10,8 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Field, as_texts, packed_texts
-from rankwise.data.rows.datasets import check_files, load_anndata
+from rankwise.data.rows.datasets.on_disk import check_files
+from rankwise.data.rows.datasets.search import load_anndata
 from rankwise.data.rows.obs import warn_rounding
 from rankwise.data.store.meta.codecs import is_core
 from rankwise.errors import DataError
