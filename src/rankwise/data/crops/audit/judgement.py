@@ -12,7 +12,7 @@ from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, expec
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
 from rankwise.data.crops.audit.stores import Fitting, fit, gather
 from rankwise.data.store.boxes import check_conversion
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.launch.hardware import num_usable_cores
 
 _SAMPLED_ARRAYS = 4  # of a group; their files show the size of its chunks

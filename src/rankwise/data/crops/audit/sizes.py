@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise._files import user_folder, write_whole
 from rankwise.data.contract import FloatArray, IntArray
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.plan.grids import grid_of
 from rankwise.data.store.shard import read_index
 from rankwise.errors import ConfigError

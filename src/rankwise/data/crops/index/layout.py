@@ -12,7 +12,7 @@ from rankwise.data.crops.fields import CropField, FieldBoxes
 from rankwise.data.crops.index.frame import Frame, affine_map, linked_axes, refuse_other_axes
 from rankwise.data.crops.index.image import CropImage, Level, Take, channel_boxes
 from rankwise.data.crops.index.lattice import Lattice
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ from rankwise.data.rows.datasets.checksums import check_files
 from rankwise.data.rows.datasets.search import known_columns, load_anndata, open_group, stored_name
 from rankwise.data.rows.matrices import StoredMatrix, open_matrix
 from rankwise.data.store import BoxReader
-from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

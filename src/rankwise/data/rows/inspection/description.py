@@ -10,8 +10,8 @@ from typing import Any
 from rankwise.data.rows.datasets import MANIFEST, Dataset, find_datasets
 from rankwise.data.rows.matrices import StoredMatrix, StoredSparse
 from rankwise.data.store import BoxReader
-from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import RankwiseError
 
 
