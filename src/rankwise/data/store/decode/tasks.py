@@ -219,8 +219,7 @@ def address_of(array: NDArray) -> int:
 
 def memory_at(address: int, num_bytes: int) -> NDArray:
     """Return the bytes at an address as an array, without copying."""
-    view: NDArray = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
-    return view
+    return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
 
 
 _NAMES = (

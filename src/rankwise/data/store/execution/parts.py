@@ -98,7 +98,8 @@ class PlanPart:
         tasks = self._tasks
         done = (tasks.status == codes.OK) | (tasks.status == codes.OUT_OF_RANGE)
         decoded = done & (tasks.kind != codes.KIND_FILL)
-        decoded[list(self._held)] = False
+        if self._held:
+            decoded[list(self._held)] = False
         num_decoded = int(decoded.sum())
         return ReaderStats(
             fast_chunks=0 if self._is_slow else num_decoded,
@@ -208,8 +209,7 @@ class PlanPart:
         """Return the positions of chunks to read from files, or of those behind URLs."""
         tasks, part = self._tasks, slice(first, last)
         wanted = (tasks.kind[part] != codes.KIND_FILL) & (tasks.decoded[part] == 0) & (self._is_far[part] == far)
-        positions: IntArray = first + np.flatnonzero(wanted)
-        return positions
+        return first + np.flatnonzero(wanted)
 
     def _decode_slowly(self, first: int, last: int, unread: dict[int, ChunkFailure]) -> list[object]:
         """Let zarr-python decode chunks and write their addresses to the tables; return them, add failures."""

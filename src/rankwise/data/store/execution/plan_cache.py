@@ -34,9 +34,6 @@ class PlanCache:
     Args:
         cache: decoded chunks.
         everything: keep every chunk at first use, for an order that is known to return soon.
-
-    Attributes:
-        cache: the same.
     """
 
     def __init__(self, cache: ChunkCache, *, everything: bool = False) -> None:
@@ -169,5 +166,4 @@ def mostly_used(plan: BoxPlan) -> BoolArray:
     again[targets.bounds[:-1][targets.bounds[:-1] < len(taken)]] = False  # the first target of another chunk
     taken[again] = 0
     ends = np.concatenate([[0], np.cumsum(taken)])
-    whole: BoolArray = np.diff(ends[targets.bounds]) >= _MOST * sizes[plan.chunks.array]
-    return whole
+    return np.diff(ends[targets.bounds]) >= _MOST * sizes[plan.chunks.array]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], context: ReaderContext) 
     """Fill the outputs; return a report for each job."""
     started = time.perf_counter()
     reads = [_PlanRead(plan, out, context) for plan, out in jobs]
-    context.crew.run(itertools.chain.from_iterable(map(_PlanRead.tasks, reads)))
+    context.crew.run(chain.from_iterable(map(_PlanRead.tasks, reads)))
     return _finished(reads, started, context)
 
 
@@ -117,11 +117,12 @@ class _PlanRead:
         dtypes = [meta.dtype for meta in metas]
         self.parts: list[PlanPart] = []
         more: dict[str, Any] = {"failed": self._failed, "spread": spread}
-        for is_slow, dtype in itertools.product((False, True), sorted(set(dtypes), key=str)):
-            mine = np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array]
-            chosen = np.flatnonzero(mine & (slow if is_slow else fast))
-            if len(chosen):
-                self.parts.append(PlanPart(plan, chosen, out, context, is_slow=is_slow, **more))
+        for is_slow, wanted in ((False, fast), (True, slow)):
+            for dtype in sorted(set(dtypes), key=str) if wanted.any() else ():
+                mine = np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array]
+                chosen = np.flatnonzero(wanted & mine)
+                if len(chosen):
+                    self.parts.append(PlanPart(plan, chosen, out, context, is_slow=is_slow, **more))
         self._padded: list[tuple[PaddedBox, NDArray, _PlanRead]] = []
         for padded in plan.padded:
             region = np.empty(padded.plan.request.out_shape, dtype=out.dtype)

@@ -66,12 +66,7 @@ class AdoptedArrays:
         return self._arrays.get(place)
 
     def stored_bytes(self, place: str, key: str) -> int:
-        """Return the size of a file of an adopted array, -1 if it does not exist.
-
-        Args:
-            place: of the array.
-            key: of the file, relative to the array.
-        """
+        """Return the size of a file, -1 if it does not exist; `key` is relative to the array at `place`."""
         from zarr.core.sync import sync
 
         array = self._arrays[place]
