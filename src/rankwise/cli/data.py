@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rankwise.data.contract import DType
     from rankwise.data.store.catalogue.lookup import Catalogue
-    from rankwise.data.store.meta import ArrayMeta
+    from rankwise.data.store.meta.values import ArrayMeta
 
 data_commands = typer.Typer(
     name="data",
@@ -74,7 +74,8 @@ def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """Predict the cost of reading random crops of stored arrays, and suggest a better layout. Reads no data."""
     from rich.console import Console
 
-    from rankwise.data.crops.audit import AuditOptions, audit, audit_facts, show_audit
+    from rankwise.data.crops.audit.display import audit_facts, show_audit
+    from rankwise.data.crops.audit.judgement import AuditOptions, audit
 
     options = AuditOptions(
         crop=_parse_extents(crop),
@@ -111,7 +112,9 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """Measure the cost of reading random crops, compare it with the audit's prediction, and name the bottleneck."""
     from rich.console import Console
 
-    from rankwise.data.crops.audit import AuditOptions, bench_facts, keep_rates, measure, show_bench
+    from rankwise.data.crops.audit.display import bench_facts, show_bench
+    from rankwise.data.crops.audit.judgement import AuditOptions
+    from rankwise.data.crops.audit.measurement import keep_rates, measure
 
     options = AuditOptions(
         crop=_parse_extents(crop),
@@ -211,7 +214,7 @@ def _summarize(catalogue: Catalogue, *, output: str, written_bytes: int | None) 
         output: file to which it was, or would have been, written.
         written_bytes: size of the file; None if it was not written.
     """
-    from rankwise.data.store.meta import read_meta
+    from rankwise.data.store.meta.tree import read_meta
 
     refs = catalogue.images()
     metas = [read_meta(place, nodes=catalogue) for place in catalogue.arrays()]

@@ -79,6 +79,7 @@ def test_each_chunk_once_and_each_file_once(metas, name):
             report = read(reader, everything(metas[name]))
             assert report.fast_chunks + report.slow_chunks == NUM_CHUNKS[name]
             assert reader.stats.targets == turn * 2 * NUM_CHUNKS[name]
+            assert reader.stats.decoded_bytes == turn * reader.plan(everything(metas[name])).decode_bytes
             assert reader._context.handles.num_opened == (0 if name == "slow" else NUM_FILES[name])
             assert reader._context.facts.num_looked_at == NUM_FILES[name]
 

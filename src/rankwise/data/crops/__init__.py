@@ -23,11 +23,13 @@ from rankwise.data.crops.exceptions import (
     TryAgain,
 )
 from rankwise.data.crops.fields import Scaling
-from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foreground, Mask, Stage, Take, plain_level
+from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
+from rankwise.data.crops.index.image import CropImage, Take, plain_level
 from rankwise.data.crops.index.pipeline import IndexPipeline
+from rankwise.data.crops.index.rules import Foreground, Mask, Stage
 from rankwise.data.crops.sample import Crop, Dtype, Sample
 from rankwise.data.crops.stats import Metric, Stats
-from rankwise.data.crops.stitching import StitchedVolume, Stitcher
+from rankwise.data.crops.stitching.stitcher import StitchedVolume, Stitcher
 from rankwise.data.crops.stream.pipeline import Pipeline
 
 __all__ = [

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,26 +98,24 @@ def bind_device(
         MissingExtraError: a device was asked for and torch is not installed.
     """
     environ = os.environ if environ is None else environ
+    place = _without_torch(environ)
     if find_spec("torch") is None:
         if wanted not in (None, "numpy"):
             raise MissingExtraError(
                 f"device={wanted!r} needs torch: pip install 'rankwise[train]', or device=\"numpy\""
             )
-        return _without_torch(environ)
+        return place
     cuda = _ask_torch() if cuda is None else cuda
     device = None if wanted == "numpy" else _chosen(wanted, environ, cuda)
     from rankwise.world import World
 
-    place = _without_torch(environ)
     world = World.current()
-    rank, local_ranks = place.rank, place.local_ranks
     if world.world_size > 1:
-        rank, local_ranks = world.rank, world.local_world_size
+        place = RankPlace(device=None, rank=world.rank, local_ranks=world.local_world_size)
     if device is None or device.type != "cuda":
-        return RankPlace(device=device, rank=rank, local_ranks=local_ranks)
+        return replace(place, device=device)
     _cross_check(device.index or 0, wanted, environ, cuda)
-    sharers = -(-local_ranks // max(1, cuda.count))
-    return RankPlace(device=device, rank=rank, local_ranks=local_ranks, sharers=sharers)
+    return replace(place, device=device, sharers=-(-place.local_ranks // max(1, cuda.count)))
 
 
 def place_in_world(wanted: int | str | torch.device | None, world: World | None) -> RankPlace:

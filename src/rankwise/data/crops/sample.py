@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import operator
 import os
@@ -209,20 +210,14 @@ def parse_dtype(wanted: DtypeLike) -> Dtype:
         return wanted
     if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted in list(Dtype):
         return Dtype(wanted)
-    name = wanted.lower() if isinstance(wanted, str) else _name(wanted)
+    name = wanted.lower() if isinstance(wanted, str) else ""
+    if wanted is not None and not isinstance(wanted, str | int | float):
+        with contextlib.suppress(TypeError):
+            name = np.dtype(wanted).name
     if name in _BY_NAME:
         return _BY_NAME[name]
     known = ", ".join(dtype.name.lower() for dtype in Dtype)
     raise InvalidArgument(f"dtype must be one of {known}, or its number or long name; got {wanted!r}")
-
-
-def _name(wanted: Any) -> str:
-    if wanted is None or isinstance(wanted, int | float):
-        return ""
-    try:
-        return str(np.dtype(wanted).name)
-    except TypeError:
-        return ""
 
 
 def resolved_dtype(dtype: Dtype, native: DType | None = None) -> DType:

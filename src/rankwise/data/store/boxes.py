@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from rankwise.data.contract import BoolArray, DType, FloatArray, IntArray, NDArray, ReadReport
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import ConfigError, DataError, SampleError
 
 _NUMBERS = "?biufc"

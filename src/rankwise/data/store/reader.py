@@ -19,7 +19,7 @@ from rankwise.data.store.execution.reads import read_plans, spread_rows
 from rankwise.data.store.execution.slow import AdoptedArrays
 from rankwise.data.store.execution.threads import reading_threads
 from rankwise.data.store.files.handles import local_size, system_file_limit, warn_few_handles
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.plan.planner import BoxPlan, make_plan
 from rankwise.data.store.remote import RemoteOptions, RemoteStats
 from rankwise.data.store.stats import ReaderStats
@@ -202,7 +202,7 @@ class BoxReader:
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
         """Return whether `spread` supports runs of these arrays with one axis, as elements of a dtype."""
-        if not hasattr(self._context.decoder, "spread") or dtype.itemsize not in _ITEMSIZES:
+        if self._context.decoder.name != "kernel" or dtype.itemsize not in _ITEMSIZES:
             return False
         return all(
             array.ndim == 1 and array.codec.kind != "zarr" and is_castable(array.dtype, dtype, scaled=False)

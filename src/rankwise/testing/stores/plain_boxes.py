@@ -8,7 +8,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, converted
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
 

@@ -13,8 +13,8 @@ import zarr
 from rich.console import Console
 
 from rankwise.data.crops import CropIndex
-from rankwise.data.crops.audit import AuditOptions, audit, audit_facts, show_audit
-from rankwise.data.crops.audit.display import group_title
+from rankwise.data.crops.audit.display import audit_facts, group_title, show_audit
+from rankwise.data.crops.audit.judgement import AuditOptions, audit
 from rankwise.data.store import build_catalogue
 from rankwise.errors import ConfigError, DataError
 
@@ -163,7 +163,7 @@ def test_more_threads_are_expected_to_be_faster(write):
 def test_no_heavy_imports(write):
     """An audit loads neither torch nor numba."""
     code = (
-        "import sys; from rankwise.data.crops.audit import AuditOptions, audit\n"
+        "import sys; from rankwise.data.crops.audit.judgement import AuditOptions, audit\n"
         f"audit([{write()!r}], AuditOptions(crop=(8, 8, 8)))\n"
         "print([name for name in ('torch', 'numba', 'zarr') if name in sys.modules])"
     )

@@ -10,7 +10,7 @@ import zarr
 
 from rankwise.data.store import Catalogue, build_catalogue, iter_images, list_arrays, open_image, open_plate, read_meta
 from rankwise.data.store.catalogue.table import RecordingNodes
-from rankwise.data.store.meta import STORES
+from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import DataError
 
 

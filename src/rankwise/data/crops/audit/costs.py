@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import FloatArray
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 
 
 def expected_blocks(size: int, block: int, window: int) -> Fraction:

@@ -12,7 +12,7 @@ from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, expec
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
 from rankwise.data.crops.audit.stores import Fitting, fit, gather
 from rankwise.data.store.boxes import check_conversion
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.launch.hardware import num_usable_cores
 
 _SAMPLED_ARRAYS = 4  # of a group; their files show the size of its chunks
@@ -135,32 +135,19 @@ def audit(uris: Sequence[str], options: AuditOptions) -> AuditReport:
     fittings, skipped = fit(arrays, options.crop, channels=options.channels)
     rates = load_rates()
     threads = options.threads or num_usable_cores()
+    groups: dict[tuple[object, ...], list[Fitting]] = {}  # by layout
+    for fitting in fittings:
+        meta = fitting.meta
+        stored = (meta.chunks, meta.files, meta.index is None, meta.dtype.name, codec_name(meta), meta.codec.kind)
+        groups.setdefault((fitting.level, fitting.crop, *stored), []).append(fitting)
+    in_order = sorted(groups.values(), key=len, reverse=True)
     return AuditReport(
-        groups=tuple(_audit_group(group, options, rates, threads) for group in group_arrays(fittings)),
+        groups=tuple(_audit_group(group, options, rates, threads) for group in in_order),
         skipped=(*unreadable, *skipped),
         options=options,
         rates=rates,
         threads=threads,
     )
-
-
-def group_arrays(fittings: Sequence[Fitting]) -> list[list[Fitting]]:
-    """Group arrays by layout: level, crop, chunks, shards, dtype, codec; the largest group first."""
-    groups: dict[tuple[object, ...], list[Fitting]] = {}
-    for fitting in fittings:
-        meta = fitting.meta
-        key = (
-            fitting.level,
-            fitting.crop,
-            meta.chunks,
-            meta.files,
-            meta.index is None,
-            meta.dtype.name,
-            codec_name(meta),
-            meta.codec.kind,
-        )
-        groups.setdefault(key, []).append(fitting)
-    return sorted(groups.values(), key=len, reverse=True)
 
 
 def _audit_group(group: Sequence[Fitting], options: AuditOptions, rates: Rates, threads: int) -> GroupAudit:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise._files import user_folder, write_whole
 from rankwise.data.contract import FloatArray, IntArray
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.plan.grids import grid_of
 from rankwise.data.store.shard import read_index
 from rankwise.errors import ConfigError
@@ -112,8 +112,7 @@ def _lengths(path: Path, meta: ArrayMeta, grid: tuple[int, ...]) -> IntArray:
     """Return the encoded bytes of the chunks in a file, -1 for those that were never written."""
     if meta.index is not None:
         index = read_index(path, meta.index)[tuple(slice(count) for count in grid)]
-        lengths: IntArray = np.where(index[..., 0] >= 0, index[..., 1], -1)
-        return lengths
+        return np.where(index[..., 0] >= 0, index[..., 1], -1)
     try:
         return np.full(grid, path.stat().st_size, dtype=np.int64)
     except FileNotFoundError:

@@ -247,8 +247,7 @@ class CellFinder:
 
 
 def _unpacked(packed: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> BoolArray:
-    cells: BoolArray = np.unpackbits(packed, count=int(np.prod(shape))).astype(np.bool_).reshape(shape)
-    return cells
+    return np.unpackbits(packed, count=int(np.prod(shape))).astype(np.bool_).reshape(shape)
 
 
 def _asked(source: Callable[[CropImage], NDArray | None], image: CropImage, num_axes: int) -> BoolArray:

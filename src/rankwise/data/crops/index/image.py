@@ -14,7 +14,7 @@ from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.fields import Normalise, Scaling, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, plain_channel, resolved_dtype
 from rankwise.data.store.boxes import Pad
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.images import Image
 from rankwise.errors import ConfigError
 

@@ -18,7 +18,7 @@ from rankwise.data.crops.index.cells import CellFinder, Maps
 from rankwise.data.crops.index.image import CropImage, Level, image_levels, plain_level
 from rankwise.data.order import SplitRule
 from rankwise.data.store.catalogue.lookup import Catalogue
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.discovery import ImageRef, iter_images
 from rankwise.data.store.ngff.images import Image, open_image
 from rankwise.errors import ConfigError, DesyncError

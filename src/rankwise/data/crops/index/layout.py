@@ -12,7 +12,7 @@ from rankwise.data.crops.fields import CropField, FieldBoxes
 from rankwise.data.crops.index.frame import Frame, affine_map, linked_axes, refuse_other_axes
 from rankwise.data.crops.index.image import CropImage, Level, Take, channel_boxes
 from rankwise.data.crops.index.lattice import Lattice
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import ConfigError
 
 
@@ -29,10 +29,10 @@ class FieldLayout:
         linked: int[E], the reference axis for each axis of the field's arrays, -1 if there is none.
         ratio: float64[N, E], elements of the field per element of the reference.
         shift: float64[N, E].
-        bounds: int64[2, N, E], smallest and largest start; None = no limits.
         shape: extent of a box along the E axes.
         channels: int64[N, K], first element along the channel axis for each of the K boxes of a sample.
         channel_axis: that axis, None if there is none.
+        bounds: int64[2, N, E], smallest and largest start; None = no limits.
     """
 
     field: CropField
@@ -40,10 +40,10 @@ class FieldLayout:
     linked: tuple[int, ...]
     ratio: FloatArray
     shift: FloatArray
-    bounds: IntArray | None
     shape: tuple[int, ...]
     channels: IntArray
     channel_axis: int | None
+    bounds: IntArray | None = None
 
     @property
     def element_bytes(self) -> float:
@@ -109,33 +109,23 @@ def make_layout(
     shift = np.where(axes >= 0, shift + spare / 2, shift)
     if channel_axis is not None:
         shape[channel_axis] = channel_extent
+    kept = [axis for axis, reference in enumerate(linked) if reference >= frame.num_stepped or axis == channel_axis]
+    sample_shape = _sample_shape(name, take, kept, shape, channel_axis=channel_axis, num_boxes=channels.shape[1])
+    arrays = tuple(level.array for level in levels)
+    dtype = _common_dtype(name, take, arrays)
+    field = CropField(shape=sample_shape, dtype=dtype, pad=take.pad, normalise=take.normalise, mask=take.mask)
+    for array in arrays if take.normalise is not None else ():
+        field.scaling(array)  # raises now for an array without one, not at the first read
     layout = FieldLayout(
-        field=CropField(
-            shape=_sample_shape(
-                name,
-                take,
-                frame,
-                linked=linked,
-                shape=shape,
-                channel_axis=channel_axis,
-                num_boxes=channels.shape[1],
-            ),
-            dtype=_common_dtype(name, take, [level.array for level in levels]),
-            pad=take.pad,
-            normalise=take.normalise,
-            mask=take.mask,
-        ),
-        arrays=tuple(level.array for level in levels),
+        field=field,
+        arrays=arrays,
         linked=linked,
         ratio=ratio,
         shift=shift,
-        bounds=None,
         shape=tuple(shape),
         channels=channels,
         channel_axis=channel_axis,
     )
-    for array in layout.arrays if take.normalise is not None else ():
-        layout.field.scaling(array)  # raises now for an array without one, not at the first read
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
 
 
@@ -195,17 +185,9 @@ def _extents(
 
 
 def _sample_shape(
-    name: str,
-    take: Take,
-    frame: Frame,
-    *,
-    linked: tuple[int, ...],
-    shape: Sequence[int],
-    channel_axis: int | None,
-    num_boxes: int,
+    name: str, take: Take, kept: list[int], shape: Sequence[int], *, channel_axis: int | None, num_boxes: int
 ) -> tuple[int, ...]:
-    """Return the sample shape of a box: the cropped axes, and the channels unless a single one was selected."""
-    kept = [axis for axis, reference in enumerate(linked) if reference >= frame.num_stepped or axis == channel_axis]
+    """Return the sample shape of a box: its cropped axes and that of channels, unless a single one was selected."""
     if num_boxes > 1 and kept[0] != channel_axis:
         raise ConfigError(
             f"field {name!r} takes the channels {take.channel!r}, which are not contiguous, along an axis that "

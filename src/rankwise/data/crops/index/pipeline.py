@@ -17,7 +17,6 @@ from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, index_budget
 from rankwise.data.feed import FeedLoader, FeedOptions
-from rankwise.data.feed.options import refuse_unknown
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.remote import RemoteOptions
@@ -90,7 +89,6 @@ class IndexPipeline(FeedLoader):
         numa_node: int = -1,
         **options: Unpack[FeedOptions],
     ) -> None:
-        refuse_unknown(type(self), options)
         if not isinstance(index, CropIndex):
             raise ConfigError(
                 f"IndexPipeline needs a CropIndex, got {index!r}: for crops of stored arrays use CropIndex(URIs, "
@@ -99,7 +97,7 @@ class IndexPipeline(FeedLoader):
         for_jax = is_jax_target(device)
         place = place_in_world(None if for_jax else cast("Any", device), world)
         caps = Caps(place=place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
-        on_thread = place.pinning(numa_strategy, numa_node)
+        self._on_thread = place.pinning(numa_strategy, numa_node)
         self.index = index
         self._crops = CropSource(index, cache=cache, threads=threads, remote=remote)
         super().__init__(
@@ -112,12 +110,10 @@ class IndexPipeline(FeedLoader):
             **options,
         )
         order = self._cursor.order
-        self._on_thread = on_thread
         self._cursor.follows_world = world is None
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
-        in_flight = math.ceil(order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
         if place.rank == 0:
-            files = most_files(index, num_crops=in_flight)
+            files = most_files(index, num_crops=_STEPS_IN_FLIGHT * math.ceil(order.batch_size / place.world_size))
             self._crops.reader.warn_few_handles(files, local_ranks=place.local_ranks)
         self.budget = index_budget(
             index,
@@ -125,7 +121,7 @@ class IndexPipeline(FeedLoader):
             fields=tuple(self.source.fields),
             micro_batch=micro_batch,
             depth=depth,
-            transformed=options.get("transform") is not None,
+            transformed=self._transform is not None,
             cache_bytes=self._crops.reader.cache.capacity_bytes,
             caps=caps,
         )

@@ -42,8 +42,7 @@ def uniform(keys: IntArray, draw: int) -> FloatArray:
 
 def below(keys: IntArray, draw: int, limits: IntArray) -> IntArray:
     """Return the `draw`-th random number of each key as an integer below its limit, int64[B]; uniform."""
-    drawn: IntArray = np.minimum((uniform(keys, draw) * limits).astype(np.int64), limits - 1)
-    return drawn
+    return np.minimum((uniform(keys, draw) * limits).astype(np.int64), limits - 1)
 
 
 def evenly(numbers: IntArray, offset: int) -> FloatArray:
@@ -65,8 +64,7 @@ def pick(bounds: FloatArray, numbers: FloatArray) -> IntArray:
 
 
 def _unit(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> FloatArray:
-    units: FloatArray = (words >> np.uint64(11)).astype(np.float64) * _UNIT
-    return units
+    return (words >> np.uint64(11)).astype(np.float64) * _UNIT
 
 
 # Each use of a crop's key has its own number, so that uses are independent; axes follow at distance 1.

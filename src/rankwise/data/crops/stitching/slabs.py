@@ -146,8 +146,7 @@ class SlabPlan:
         layers = (self._meeting(i, slab // int(self.counts[i]), *self.span(i, slab)) for i, slab in left)
         costs = np.array([1 + sum(layer.high - layer.low for layer in met) for met in layers], dtype=np.float64)
         before = np.cumsum(costs) - costs / 2
-        owners: IntArray = (before * world_size / costs.sum()).astype(np.int64) if len(left) else np.zeros(0, np.int64)
-        return owners
+        return (before * world_size / costs.sum()).astype(np.int64) if len(left) else np.zeros(0, np.int64)
 
     def runs(self, slabs: Sequence[tuple[int, int]]) -> Iterator[Run]:
         """Yield runs of adjacent slabs (image, number), given in ascending order."""

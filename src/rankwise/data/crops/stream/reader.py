@@ -74,7 +74,15 @@ class StreamReader:
     def __init__(self, config: Config, *, place: RankPlace, budget: Budget, placer: Placer, meters: Meters) -> None:
         self._budget = budget
         self.openings = Openings(config)
-        self.engine = _engine(config, place, num_slots=budget.num_slots)
+        self.engine = BoxReader(
+            cache=config.cache_bytes,
+            threads=config.n_io_threads,
+            max_indexes=config.n_shard_index_cache,
+            remote=config.remote_options,
+        )
+        if place.rank == 0:  # at least one file each; the arrays are not known yet
+            files = budget.num_slots * config.samples_per_batch * len(config.all_fields)
+            self.engine.warn_few_handles(files, local_ranks=place.local_ranks)
         planner = self.planner = Planner(config, self.openings, self.engine, meters, self._is_awaited)
         self.planned: ReadAhead[Numbered | Failure | None, Work] = ReadAhead(planner, planner.samples, depth=1)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
@@ -205,20 +213,6 @@ class StreamReader:
             placed=placed,
             all_fill=report.all_fill,
         )
-
-
-def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
-    """Return the engine that reads boxes; warn on rank 0 if it may keep fewer files open than are in flight."""
-    engine = BoxReader(
-        cache=config.cache_bytes,
-        threads=config.n_io_threads,
-        max_indexes=config.n_shard_index_cache,
-        remote=config.remote_options,
-    )
-    if place.rank == 0:  # at least one file each; the arrays are not known yet
-        files = num_slots * config.samples_per_batch * len(config.all_fields)
-        engine.warn_few_handles(files, local_ranks=place.local_ranks)
-    return engine
 
 
 def _forget_locals(error: BaseException | None) -> None:

@@ -19,7 +19,7 @@ from rankwise.data.crops.sample import Dtype, Sample, parse_dtype
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.resolver import ArrayBoxes, Openings, check_sample, crops_of, grouped, resolve
 from rankwise.data.feed.prefetch import PrefetchQueue, ReadAhead
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.reader import BoxReader
 
 _LOG = logging.getLogger("rankwise.crops")

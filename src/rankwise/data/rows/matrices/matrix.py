@@ -15,8 +15,8 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.matrices.pointers import RowPointers
 from rankwise.data.store import ArrayMeta, BoxReader
-from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import DataError
 
 

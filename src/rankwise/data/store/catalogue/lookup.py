@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from operator import itemgetter
@@ -155,18 +156,12 @@ class Catalogue:
         return None if row is None else self._node(place, *self._key(row))
 
     def array(self, node: Node) -> ArrayMeta:
-        """Return the metadata of an array from its documents."""
-        return self.kept(node.place, lambda _: array_of(node))
-
-    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return the metadata of an array; if there is no valid array, `read` raises the error that explains it."""
-        row = self._rows.get(place)
-        if row is None or not self._table.kinds[row].startswith("array"):
-            return read(place)
-        try:
-            return replace(self._bare(*self._key(row)), place=place)
-        except DataError:
-            return array_of(self._node(place, *self._key(row)))
+        """Return the metadata of an array from its documents, which are those of many others: parsed once."""
+        row = self._rows.get(node.place)
+        with suppress(DataError):  # its own documents explain it, with the place
+            if row is not None:
+                return replace(self._bare(*self._key(row)), place=node.place)
+        return array_of(node)
 
     def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
         """Return the names in a place that have nodes at or below them, in natural order."""

@@ -153,11 +153,7 @@ _NOT_KEPT = {"attributes", "consolidated_metadata"}  # stored separately; replac
 
 
 class RecordingNodes:
-    """`Nodes` that record every node that was looked up; thread-safe.
-
-    Args:
-        nodes: where to look nodes up.
-    """
+    """`Nodes` that look nodes up in others, and record each that was found; thread-safe."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -185,10 +181,6 @@ class RecordingNodes:
             if node is not None:
                 self._remember(node)
         return inside
-
-    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return the metadata of the array at a place."""
-        return read(place)
 
     def missing(self, place: str) -> DataError:
         """Return the error that says what is at a place instead of a node."""

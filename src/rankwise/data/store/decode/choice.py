@@ -10,7 +10,8 @@ import numpy as np
 
 from rankwise._process.forks import forks_wait
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.decoder import Decoder, Scratch, ThreadsDecoder
+from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder
+from rankwise.data.store.decode.kernel import Decoder
 from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 from rankwise.errors import ConfigError, DataError
 

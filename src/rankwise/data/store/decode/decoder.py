@@ -1,7 +1,4 @@
-"""`Decoder`: reads, decodes and places chunks; and an implementation without compiled code.
-
-`ThreadsDecoder` uses numcodecs and NumPy, for systems without compiled code.
-"""
+"""`ThreadsDecoder`: reads, decodes and places chunks with numcodecs and NumPy, for systems without compiled code."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import os
 import struct
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -94,30 +91,6 @@ def _aligned(num_bytes: int) -> NDArray:
     return block[skip : skip + whole]
 
 
-class Decoder(Protocol):
-    """Reads, decodes and places chunks; one for all threads.
-
-    Attributes:
-        name: "kernel" or "threads".
-    """
-
-    name: str
-
-    def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Process the chunks from `first` to `last` (exclusive), and write the result of each to ``tasks.status``.
-
-        Args:
-            tasks: the work; several threads may process different chunks of it.
-            first: first chunk.
-            last: end of the chunks (exclusive).
-            out: the output, C-contiguous and writeable.
-            scratch: memory of the calling thread.
-
-        Raises:
-            ValueError: chunks or targets do not exist: a bug in the planner, not damage.
-        """
-
-
 def check_run(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> None:
     """Refuse a run with chunks or output places that do not exist."""
     if not (0 <= first <= last <= len(tasks)):
@@ -143,15 +116,23 @@ class ThreadsDecoder:
 
     The same results as `KernelDecoder`, with the same status codes, except that it always detects damage, because it
     decodes whole chunks. Supports every pair of dtypes that `converted` supports.
-
-    Attributes:
-        name: "threads".
     """
 
     name = "threads"
 
     def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:  # noqa: ARG002
-        """Process the chunks from `first` to `last`; see `Decoder.run`."""
+        """Process the chunks from `first` to `last` (exclusive), and write the result of each to ``tasks.status``.
+
+        Args:
+            tasks: the work; several threads may process different chunks of it.
+            first: first chunk.
+            last: end of the chunks (exclusive).
+            out: the output, C-contiguous and writeable.
+            scratch: memory of the calling thread.
+
+        Raises:
+            ValueError: chunks or targets do not exist: a bug in the planner, not damage.
+        """
         check_run(tasks, first, last, out)
         flat = out.reshape(-1)
         for chunk in range(first, last):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.tasks import KIND_FILL, SLOTS, ChunkTasks, address_of, memory_at
 
 if TYPE_CHECKING:
-    from rankwise.data.store.decode.decoder import Decoder
     from rankwise.data.store.decode.planes import PlaneLoop
 
 _SLACK = 2**16
@@ -30,7 +29,6 @@ class KernelDecoder:
     (complex numbers to wider ones, other byte orders) go to `ThreadsDecoder`.
 
     Attributes:
-        name: "kernel".
         num_compiled: functions compiled so far.
         num_loaded: compiled functions loaded from disk so far.
 
@@ -47,7 +45,7 @@ class KernelDecoder:
         symbols.register()  # before any compiled code is loaded: an unknown symbol would end the process
         self._symbols = symbols
         self._compressors = symbols.known_compressors()
-        self._others: Decoder = ThreadsDecoder()
+        self._others = ThreadsDecoder()
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}
         self.num_compiled = self.num_loaded = 0
@@ -59,7 +57,7 @@ class KernelDecoder:
         self._run: Callable[[int], int] = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)
 
     def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        """Process the chunks from `first` to `last`; see `Decoder.run`."""
+        """Process the chunks from `first` to `last`; see `ThreadsDecoder.run`."""
         plane = self._plane(tasks.fill.dtype, out.dtype, scaled=tasks.scale is not None)
         if plane == 0:
             self._others.run(tasks, first, last, out, scratch)
@@ -123,7 +121,8 @@ class KernelDecoder:
         """Return the address of the loop for a pair of dtypes, 0 if there is none."""
         key = stored, wanted, scaled
         if key not in self._planes:
-            name = plane_name(stored, wanted, scaled=scaled)
+            unchanged = stored == wanted and not scaled
+            name = "copied" if unchanged else f"{stored.name}_to_{wanted.name}{'_scaled' if scaled else ''}"
             castable = is_castable(stored, wanted, scaled=scaled)
             self._planes[key] = self._loop(name, lambda: plane_for(stored, wanted, scaled=scaled)) if castable else 0
         return self._planes[key]
@@ -168,35 +167,27 @@ def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tu
     return address_of(scratch.rows), cols * tasks.fill.itemsize if len(fills) > 1 else 0
 
 
-def _copies(stored: DType, wanted: DType, *, scaled: bool) -> bool:
-    """Whether elements are copied to the output unchanged."""
-    return stored == wanted and not scaled
+# Either reads, decodes and places chunks; one serves all threads.
+Decoder: TypeAlias = KernelDecoder | ThreadsDecoder
 
 
 def is_castable(stored: DType, wanted: DType, *, scaled: bool) -> bool:
     """Whether there is a loop for a pair of dtypes; NumPy casts all others."""
     if stored.hasobject or not (stored.isnative and wanted.isnative):
         return False
-    if _copies(stored, wanted, scaled=scaled):
+    if stored == wanted and not scaled:
         return True
     if scaled and not is_float(wanted):
         return False
     return stored.char in _CAST and (wanted.char in _CAST or wanted.name == "bfloat16")
 
 
-def plane_name(stored: DType, wanted: DType, *, scaled: bool) -> str:
-    """Return the name of the loop for a pair."""
-    if _copies(stored, wanted, scaled=scaled):
-        return "copied"
-    return f"{stored.name}_to_{wanted.name}{'_scaled' if scaled else ''}"
-
-
 def plane_for(stored: DType, wanted: DType, *, scaled: bool) -> PlaneLoop:
     """Return the loop for a pair that `is_castable`. Needs numba."""
     from rankwise.data.store.decode import planes
 
-    if _copies(stored, wanted, scaled=scaled):
-        return planes.copied_plane()
+    if stored == wanted and not scaled:
+        return planes.copied_plane
     source, source_is = _in_memory(stored)
     target, target_is = _in_memory(wanted)
     if wanted.kind in "iu" and stored.kind != "b" and not np.can_cast(stored, wanted, "safe"):
@@ -221,12 +212,10 @@ def _in_memory(dtype: DType) -> tuple[Any, int]:
 
 def _cast_dtype(stored: DType, wanted: DType, *, scaled: bool) -> Any:
     """Return the intermediate type, as in NumPy: float32 for 16-bit targets, but float64 for half precision."""
-    if scaled:
+    if scaled or stored.name == "float16":
         return np.float64 if wanted == np.float64 else np.float32
     if wanted.name == "float16":
         return np.float64 if stored == np.float64 else np.float32
-    if stored.name == "float16":
-        return np.float64 if wanted == np.float64 else np.float32
     return np.float32 if wanted.name == "bfloat16" else None
 
 

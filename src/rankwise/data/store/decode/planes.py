@@ -41,17 +41,13 @@ PLANE_SIGNATURE = types.int64(*[types.int64] * 6, types.float64, types.float64)
 NUMBER, BOOLEAN, HALF, BFLOAT16 = range(4)
 
 
-def copied_plane() -> PlaneLoop:
-    """Return the loop for outputs of the stored dtype."""
-
-    def plane(  # noqa: PLR0917
-        src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
-    ) -> int:
-        for row in range(rows):
-            memcpy(dst + row * dst_stride, src + row * src_stride, cols)
-        return 0
-
-    return plane
+def copied_plane(  # noqa: PLR0917
+    src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
+) -> int:
+    """Copy elements to an output of the stored dtype; return 0."""
+    for row in range(rows):
+        memcpy(dst + row * dst_stride, src + row * src_stride, cols)
+    return 0
 
 
 def cast_plane(source: Any, source_is: int, target: Any, target_is: int, working: Any, *, scaled: bool) -> PlaneLoop:

@@ -90,7 +90,7 @@ def _merged(extent: IntArray, strides: IntArray, dst_strides: IntArray) -> tuple
     return axes, np.ascontiguousarray(np.stack(extents, axis=1))
 
 
-KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4, KIND_FILL = range(5)
+KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4, KIND_FILL, KIND_DECODED = range(6)
 
 _INT64 = np.dtype(np.int64)
 
@@ -114,7 +114,8 @@ class ChunkTasks:
         encoded: int64[K], address of the encoded bytes if they are already in memory, else 0.
         decoded: int64[K], address of the decoded chunk if it was decoded before, else 0.
         keep: int64[K], address of a buffer of one chunk's size that receives the whole decoded chunk, else 0.
-        kind: int64[K], how the chunk is encoded: one of ``KIND_*``; `KIND_FILL` is a missing chunk.
+        kind: int64[K], how the chunk is encoded: one of ``KIND_*``; `KIND_FILL` is a missing chunk,
+            `KIND_DECODED` one that zarr-python decodes (see `decoded`).
         fill: stored dtype [1] or [K], value of the elements of a missing chunk; its dtype is the stored dtype.
         chunk_shape: int64[K, D], shape of the stored chunk.
         bounds: int64[K + 1], the targets of chunk k are ``bounds[k]`` to ``bounds[k + 1]``.
@@ -218,8 +219,7 @@ def address_of(array: NDArray) -> int:
 
 def memory_at(address: int, num_bytes: int) -> NDArray:
     """Return the bytes at an address as an array, without copying."""
-    view: NDArray = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
-    return view
+    return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
 
 
 _NAMES = (

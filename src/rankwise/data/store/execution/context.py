@@ -14,7 +14,8 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode.choice import choose_decoder
-from rankwise.data.store.decode.decoder import Decoder, Scratch
+from rankwise.data.store.decode.decoder import Scratch
+from rankwise.data.store.decode.kernel import Decoder
 from rankwise.data.store.execution.plan_cache import PlanCache
 from rankwise.data.store.execution.slow import AdoptedArrays, SlowArrays
 from rankwise.data.store.execution.threads import WorkCrew

@@ -13,7 +13,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.cache import ChunkCache
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.plan.planner import BoxPlan
 
 _WORTH = 0.15  # share of repeated touches above which every chunk is kept
@@ -34,9 +34,6 @@ class PlanCache:
     Args:
         cache: decoded chunks.
         everything: keep every chunk at first use, for an order that is known to return soon.
-
-    Attributes:
-        cache: the same.
     """
 
     def __init__(self, cache: ChunkCache, *, everything: bool = False) -> None:
@@ -99,15 +96,17 @@ class PlanCache:
         for which in used:
             size, places = arrays[which].chunk_bytes, np.flatnonzero(there & (array == which))
             keys = self.keys(arrays[which], numbers[places])
-            num_held, absent = len(held), dict[int, int]()
+            num_held, absent, is_slow = len(held), dict[int, int](), arrays[which].codec.kind == "zarr"
             for at, key, values in zip(places.tolist(), keys, self.cache.peek(keys), strict=True):
                 if values is not None:
                     held[at] = values
-                elif not spent[at]:
+                elif is_slow or not spent[at]:
                     absent[at] = key
             num_found = len(held) - num_held
             room -= size * num_found
-            wanted = self.wants(list(absent.values()), size, num_found=num_found)
+            wanted = [True] * len(absent)  # slow to decode: keep each at first use
+            if not is_slow:
+                wanted = self.wants(list(absent.values()), size, num_found=num_found)
             for (at, key), is_wanted in zip(absent.items(), wanted, strict=True):
                 if is_wanted and room >= size:  # more would only evict chunks that are used here
                     kept[at] = key
@@ -167,5 +166,4 @@ def mostly_used(plan: BoxPlan) -> BoolArray:
     again[targets.bounds[:-1][targets.bounds[:-1] < len(taken)]] = False  # the first target of another chunk
     taken[again] = 0
     ends = np.concatenate([[0], np.cumsum(taken)])
-    whole: BoolArray = np.diff(ends[targets.bounds]) >= _MOST * sizes[plan.chunks.array]
-    return whole
+    return np.diff(ends[targets.bounds]) >= _MOST * sizes[plan.chunks.array]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,7 @@ from rankwise.data.store.boxes import BoxError, BoxReport, converted
 from rankwise.data.store.decode.dense_rows import TWICE, Spread
 from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
-from rankwise.data.store.execution.fast import FastChunks
-from rankwise.data.store.execution.slow import SlowChunks
+from rankwise.data.store.execution.parts import PlanPart
 from rankwise.data.store.plan.planner import BoxPlan, PaddedBox
 from rankwise.data.store.shard import MISSING
 from rankwise.data.store.stats import ReaderStats
@@ -43,13 +43,13 @@ def spread_rows(
     out[pieces != 1] = 0
     if plan.targets is plans[1].targets and elements.is_one_part and columns.is_one_part:
         # chunk k of one has the targets of chunk k of the other: no thread waits for columns of other slabs
-        (named,), (taken,) = columns.fast, elements.fast
+        (named,), (taken,) = columns.parts, elements.parts
         crew.run(partial(_run_both, named.task(*slab), taken.task(*slab)) for slab in taken.slabs())
     else:
         crew.run(columns.tasks())
         crew.run(elements.tasks())
     states = np.zeros(len(plan.request), dtype=np.uint8)
-    for part in elements.fast:
+    for part in elements.parts:
         part.mark(states)
     _settle(states, plan, np.flatnonzero(pieces[plan.targets.box] > 1), spread)
     first, second = _finished([elements, columns], started, context)
@@ -101,8 +101,8 @@ def _settle(states: npt.NDArray[np.uint8], plan: BoxPlan, cut: IntArray, spread:
 class _PlanRead:
     """One plan being read into one output.
 
-    Its chunks are divided: for our decoders by stored dtype, and those that only zarr-python decodes. Padded boxes are
-    plans of their own, each read into the region that its box is made from.
+    Its chunks are divided by stored dtype, and into those for our decoders and those that only zarr-python decodes.
+    Padded boxes are plans of their own, each read into the region that its box is made from.
     """
 
     def __init__(self, plan: BoxPlan, out: NDArray, context: ReaderContext, spread: Spread | None = None) -> None:
@@ -115,17 +115,14 @@ class _PlanRead:
         slow = exotic & (chunks.offset >= 0)
         fast = ~slow & (chunks.offset >= MISSING)
         dtypes = [meta.dtype for meta in metas]
-        self.fast: list[FastChunks] = []
-        for dtype in sorted(set(dtypes), key=str):
-            chosen = np.flatnonzero(fast & np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array])
-            if len(chosen):
-                self.fast.append(FastChunks(plan, chosen, out, context, failed=self._failed, spread=spread))
-        self._slow: list[SlowChunks] = []
-        if slow.any():
-            chosen = np.flatnonzero(slow)
-            self._slow.append(
-                SlowChunks(plan, chosen, out, context.slow, plan_cache=context.plan_cache, failed=self._failed)
-            )
+        self.parts: list[PlanPart] = []
+        more: dict[str, Any] = {"failed": self._failed, "spread": spread}
+        for is_slow, wanted in ((False, fast), (True, slow)):
+            for dtype in sorted(set(dtypes), key=str) if wanted.any() else ():
+                mine = np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array]
+                chosen = np.flatnonzero(wanted & mine)
+                if len(chosen):
+                    self.parts.append(PlanPart(plan, chosen, out, context, is_slow=is_slow, **more))
         self._padded: list[tuple[PaddedBox, NDArray, _PlanRead]] = []
         for padded in plan.padded:
             region = np.empty(padded.plan.request.out_shape, dtype=out.dtype)
@@ -134,15 +131,13 @@ class _PlanRead:
     @property
     def is_one_part(self) -> bool:
         """Whether one decoder takes all chunks together."""
-        return len(self.fast) == 1 and len(self.fast[0].chosen) == len(self._plan.chunks)
+        return len(self.parts) == 1 and len(self.parts[0].chosen) == len(self._plan.chunks)
 
     def tasks(self) -> Iterator[Callable[[], None]]:
         """Yield tasks in the order in which they should start."""
-        for part in self.fast:
+        for part in self.parts:
             for slab in part.slabs():
                 yield part.task(*slab)
-        for slow in self._slow:
-            yield from slow.tasks()
         for _, _, read in self._padded:
             yield from read.tasks()
 
@@ -152,11 +147,9 @@ class _PlanRead:
         missing = plan.chunks.offset == MISSING
         stats = ReaderStats(fill_chunks=int(missing.sum()), targets=len(plan.targets.box))
         absent = np.zeros(len(missing), dtype=np.bool_)
-        for part in self.fast:
+        for part in self.parts:
             stats += part.stats
             absent[part.chosen[part.absent]] = True
-        for slow in self._slow:
-            stats += slow.stats
         self._failed |= changed_chunks(plan, self._context.facts.array_check)
         errors = box_errors(plan, self._failed)
         for error in self._unfilled:

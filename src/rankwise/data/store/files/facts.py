@@ -14,7 +14,8 @@ from pathlib import Path
 
 from rankwise.data.contract import IntArray
 from rankwise.data.store.files.handles import free_handles, identity_of, local_identity
-from rankwise.data.store.meta import ArrayMeta, read_meta
+from rankwise.data.store.meta.tree import read_meta
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.remote import Part, RemoteFiles, TransferError
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
 from rankwise.errors import DataError

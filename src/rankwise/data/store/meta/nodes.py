@@ -57,24 +57,21 @@ def read_node(place: str, remote: RemoteFiles | None = None) -> Node | None:
 
 def absent(place: str) -> DataError:
     """Return the error that says what is at a place instead of a node."""
-    return DataError(f"there is no Zarr array or group at {place}{_instead(place)}")
-
-
-def _instead(place: str) -> str:
+    what = f"there is no Zarr array or group at {place}"
     if "://" in place:
-        return ""
+        return DataError(what)
     try:
         inside = sorted(os.listdir(place))  # noqa: PTH208
     except NotADirectoryError:
         unpack = "; stores in ZIP files are not supported, unpack it" if place.endswith(".zip") else ""
-        return f": it is a file, not a folder{unpack}"
+        return DataError(f"{what}: it is a file, not a folder{unpack}")
     except FileNotFoundError:
-        return ": no such folder"
+        return DataError(f"{what}: no such folder")
     except (OSError, ValueError) as error:
-        return f": {error}"
+        return DataError(f"{what}: {error}")
     names = ", ".join(map(repr, inside[:8])) or "nothing"
     more = f" and {len(inside) - 8} more" if len(inside) > 8 else ""
-    return f": the folder has no zarr.json, .zarray or .zgroup; it holds {names}{more}"
+    return DataError(f"{what}: the folder has no zarr.json, .zarray or .zgroup; it holds {names}{more}")
 
 
 def node_of(place: str, document: Mapping[str, Any]) -> Node:

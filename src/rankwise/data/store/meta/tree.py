@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
@@ -43,9 +43,6 @@ class Nodes(Protocol):
             DataError: it cannot be listed.
         """
 
-    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return the metadata of the array at a place if already known, else read them."""
-
     def missing(self, place: str) -> DataError:
         """Return the error that says that nothing is at a place."""
 
@@ -58,11 +55,14 @@ class StoredNodes:
 
     Args:
         remote: reads from URLs; by default with the options of `RemoteFiles`.
+
+    Attributes:
+        metas: the metadata of the last arrays.
     """
 
     def __init__(self, remote: RemoteFiles | None = None) -> None:
         self._remote = remote
-        self._kept = MetaCache()
+        self.metas = MetaCache()
 
     def node(self, place: str) -> Node | None:
         """Return the array or group at a place."""
@@ -79,10 +79,6 @@ class StoredNodes:
             return {name: known[name] for name in sorted(known, key=natural_order)}
         names = (name for name in list_folders(place, self._remote) if not name.startswith("."))
         return dict.fromkeys(sorted(names, key=natural_order))
-
-    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
-        """Return the cached metadata of the array at a place if they are still valid, else read them."""
-        return self._kept.get(place, read)
 
     def missing(self, place: str) -> DataError:
         """Return the error that says what is at a place instead of a node."""
@@ -196,7 +192,8 @@ def read_meta(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> ArrayMet
             we nor zarr-python understand them.
         MissingExtraError: they need zarr-python, or the URL needs obstore, which is not installed.
     """
-    return nodes.kept(resolve_place(uri), partial(_read, nodes))
+    place = resolve_place(uri)
+    return nodes.metas.get(place, partial(_read, nodes)) if isinstance(nodes, StoredNodes) else _read(nodes, place)
 
 
 def _read(nodes: Nodes, place: str) -> ArrayMeta:

@@ -206,19 +206,15 @@ def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
     described = take_list(ome, "multiscales", node.place)
     if not 0 <= multiscale < len(described):
         raise DataError(f"{node.place} describes {len(described)} images, but number {multiscale} was requested")
-    return _read(node, ome, described[multiscale], nodes)
-
-
-def _read(node: Node, ome: Mapping[str, Any], multiscale: Any, nodes: Nodes) -> Image:
-    place = f"the image {node.place}"
-    axes = read_axes(multiscale, place)
-    version = ome.get("version", multiscale.get("version"))
+    found, place = described[multiscale], f"the image {node.place}"
+    axes = read_axes(found, place)
+    version = ome.get("version", found.get("version"))
     return Image(
         place=node.place,
-        name=str(take(multiscale, "name", (str, type(None)), place, default="") or ""),
+        name=str(take(found, "name", (str, type(None)), place, default="") or ""),
         version=version if isinstance(version, str) else "",
         axes=axes,
-        levels=_levels(node, multiscale, axes, nodes),
+        levels=_levels(node, found, axes, nodes),
         channels=_channels(ome, place),
         nodes=nodes,
     )

@@ -29,12 +29,7 @@ def of_arrays(shapes: Sequence[tuple[int, ...]], which: IntArray, ndim: int) -> 
 
 
 def ravel(coords: IntArray, sizes: IntArray) -> IntArray:
-    """Return the index of each row of coordinates in its own grid, in C order.
-
-    Args:
-        coords: int64[n, ndim].
-        sizes: int64[n, ndim].
-    """
+    """Return the index of each row of coordinates, int64[n, ndim], in a grid of its own sizes, in C order."""
     flat = np.zeros(len(coords), dtype=np.int64)
     for axis in range(coords.shape[1]):
         flat = flat * sizes[:, axis] + coords[:, axis]
@@ -42,11 +37,7 @@ def ravel(coords: IntArray, sizes: IntArray) -> IntArray:
 
 
 def any_axis(marks: BoolArray) -> BoolArray:
-    """Return ``marks.any(axis=1)`` for few axes: column by column, because NumPy is slow along short rows.
-
-    Args:
-        marks: bool[n, ndim], at least one axis.
-    """
+    """Return ``marks.any(axis=1)`` for few axes, at least one: by columns, because NumPy is slow along short rows."""
     found = marks[:, 0].copy()
     for axis in range(1, marks.shape[1]):
         found |= marks[:, axis]

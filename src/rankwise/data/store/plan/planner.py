@@ -277,12 +277,7 @@ _MOST_NAMED = 3
 
 
 def describe_missing(plan: BoxPlan, box: int) -> str:
-    """Return, for example, ``chunks (3,), (4,) of the array PLACE are not in the store``, as far as planning knew.
-
-    Args:
-        plan: the plan.
-        box: a box with a missing chunk.
-    """
+    """Return, for example, ``chunks (3,), (4,) of the array PLACE are not in the store``, as far as planning knew."""
     owner = np.repeat(np.arange(len(plan.chunks)), np.diff(plan.targets.bounds))
     lacking = owner[(plan.targets.box == box) & (plan.chunks.offset[owner] == -1)]
     names = ", ".join(str(tuple(coords)) for coords in plan.chunks.coords[lacking[:_MOST_NAMED]].tolist())

@@ -320,13 +320,13 @@ class RemoteFiles:
     def _read_each(
         self, read: Callable[[Client, str, int], Part | None], wanted: Iterable[tuple[str, int]]
     ) -> list[Part | DataError | None]:
-        client, calls = self._open(), list(wanted)
+        client = self._open()
 
-        def one(client: Client, index: int) -> list[tuple[int, Part | None]]:
-            return [(index, read(client, *calls[index]))]
+        def one(at: int, call: tuple[str, int], client: Client) -> list[tuple[int, Part | DataError | None]]:
+            return _pieces([at], lambda client: [(at, read(client, *call))], client)
 
-        reads = [client.submit(partial(_pieces, [at], partial(one, index=at))) for at in range(len(calls))]
-        return PendingReads(len(calls), reads).result()
+        reads = [client.submit(partial(one, at, call)) for at, call in enumerate(wanted)]
+        return PendingReads(len(reads), reads).result()
 
 
 def _pieces(

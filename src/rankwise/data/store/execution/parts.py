@@ -1,4 +1,4 @@
-"""The chunks of a plan that our own decoders support, as tables for them, slab by slab."""
+"""Parts of a plan: chunks of one stored dtype, read slab by slab and placed by our own decoders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.dense_rows import DenseRows, Spread
+from rankwise.data.store.decode.kernel import KernelDecoder
 from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
@@ -25,19 +26,19 @@ from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
 
-if TYPE_CHECKING:
-    from rankwise.data.store.decode.kernel import KernelDecoder
-
 _NO_FILE = -1
 _READ_BYTES = 2**16  # bytes that a thread could place during a small read
-_KINDS = {"raw": codes.KIND_RAW, "zstd": codes.KIND_ZSTD, "blosc": codes.KIND_BLOSC, "lz4": codes.KIND_LZ4}
+_KINDS = {
+    "raw": codes.KIND_RAW, "zstd": codes.KIND_ZSTD, "blosc": codes.KIND_BLOSC, "lz4": codes.KIND_LZ4,
+    "zarr": codes.KIND_DECODED,
+}  # fmt: skip
 
 # Chunks behind URLs, by position; and their bytes, requested in the same order.
 _Requested: TypeAlias = tuple[IntArray, PendingReads[memoryview]]
 
 
-class FastChunks:
-    """Chunks of one stored dtype of a plan.
+class PlanPart:
+    """Chunks of one stored dtype of a plan, all of which our own decoders decode, or zarr-python.
 
     Args:
         plan: the plan.
@@ -45,6 +46,7 @@ class FastChunks:
         out: [B, *shape], C-contiguous.
         context: shared by all reads.
         failed: receives the failures, by chunk of the plan.
+        is_slow: whether zarr-python decodes them, each in a task of its own: it takes so long that nothing else counts.
         spread: maps elements to columns of dense rows; `out` is then [B, width], and zero in rows of several
             pieces.
     """
@@ -57,13 +59,15 @@ class FastChunks:
         context: ReaderContext,
         *,
         failed: dict[int, ChunkFailure],
+        is_slow: bool = False,
         spread: Spread | None = None,
     ) -> None:
-        self.chosen = chosen
+        self.chosen, self._is_slow = chosen, is_slow
         self._plan, self._out, self._context, self._failed = plan, out, context, failed
         self._array, self._file = plan.chunks.array[chosen], plan.chunks.file[chosen]
         self._chunk_bytes = np.array([meta.chunk_bytes for meta in plan.request.arrays], dtype=np.int64)[self._array]
-        self._is_far = np.array([meta.is_remote for meta in plan.request.arrays], dtype=np.bool_)[self._array]
+        far = [meta.is_remote and not is_slow for meta in plan.request.arrays]  # zarr-python reads what it decodes
+        self._is_far = np.array(far, dtype=np.bool_)[self._array]
         # by position: chunks in the cache, whose addresses keep nothing alive; and cache keys of chunks to keep
         self._held, self._keys = context.plan_cache.lookup(plan, chosen)
         self._box, self._tasks = self._tables()
@@ -93,12 +97,16 @@ class FastChunks:
         """The counts."""
         tasks = self._tasks
         done = (tasks.status == codes.OK) | (tasks.status == codes.OUT_OF_RANGE)
-        decoded = done & (tasks.kind != codes.KIND_FILL) & (tasks.decoded == 0)
+        decoded = done & (tasks.kind != codes.KIND_FILL)
+        if self._held:
+            decoded[list(self._held)] = False
+        num_decoded = int(decoded.sum())
         return ReaderStats(
-            fast_chunks=int(decoded.sum()),
+            fast_chunks=0 if self._is_slow else num_decoded,
+            slow_chunks=num_decoded if self._is_slow else 0,
             cached_chunks=len(self._held),
             fill_chunks=int((done & self.absent).sum()),
-            read_bytes=int(tasks.length[decoded].sum()),
+            read_bytes=int(np.maximum(tasks.length[decoded], 0).sum()),  # -1: only zarr-python knows
             decoded_bytes=int(self._chunk_bytes[decoded].sum()),
             retries=sum(self._retries),
             decode_s=sum(self._seconds),
@@ -112,6 +120,8 @@ class FastChunks:
 
     def slabs(self) -> list[tuple[int, int]]:
         """Return which chunks are processed together, as ``first:last``, in the order in which they should start."""
+        if self._is_slow:
+            return [(at, at + 1) for at in range(len(self.chosen))]
         to_read = (self._tasks.kind != codes.KIND_FILL) & (self._tasks.decoded == 0)
         placed = self._out.nbytes if self._dense is None else 0  # zeros of dense rows are not placed
         work = placed + int((self._chunk_bytes[to_read] + _READ_BYTES).sum())  # reads are counted as bytes
@@ -169,7 +179,7 @@ class FastChunks:
         started = time.perf_counter()
         arrays, buffers = self._plan.request.arrays, dict[int, NDArray]()
         for at in range(first, last) if self._keys else ():  # only now: only slabs at work hold memory
-            if at in self._keys:
+            if at in self._keys and not self._is_slow:
                 meta = arrays[int(self._array[at])]
                 buffers[at] = np.empty(meta.chunks, dtype=meta.dtype)
                 self._tasks.keep[at] = address_of(buffers[at])
@@ -186,12 +196,12 @@ class FastChunks:
         """Provide the bytes of chunks and decode them, once each; the tables have the results."""
         unread: dict[int, ChunkFailure] = {}
         # The decoder has only descriptors and addresses, which keep nothing alive: these do, until it has ended.
-        files = self._open(first, last, unread)
-        pieces = [] if requested is None else self._receive(*requested, unread)
+        held = (self._decode_slowly if self._is_slow else self._open)(first, last, unread)
+        if requested is not None:
+            held += self._receive(*requested, unread)
         self._decode(first, last)
         # Emptied: the error of a file that could not be opened keeps the frame which opened the others, with their list
-        files.clear()
-        pieces.clear()
+        held.clear()
         for at, failure in unread.items():
             self._refuse(at, failure)
 
@@ -199,12 +209,34 @@ class FastChunks:
         """Return the positions of chunks to read from files, or of those behind URLs."""
         tasks, part = self._tasks, slice(first, last)
         wanted = (tasks.kind[part] != codes.KIND_FILL) & (tasks.decoded[part] == 0) & (self._is_far[part] == far)
-        positions: IntArray = first + np.flatnonzero(wanted)
-        return positions
+        return first + np.flatnonzero(wanted)
 
-    def _open(self, first: int, last: int, unread: dict[int, ChunkFailure]) -> list[OpenFile]:
+    def _decode_slowly(self, first: int, last: int, unread: dict[int, ChunkFailure]) -> list[object]:
+        """Let zarr-python decode chunks and write their addresses to the tables; return them, add failures."""
+        held: list[object] = []
+        for at in self._to_read(first, last, far=False).tolist():
+            meta, chunk, key = self._plan.request.arrays[int(self._array[at])], int(self.chosen[at]), self._keys.get(at)
+            cache = self._context.plan_cache.cache
+            # Another read may have decoded it by now. Two may do so at once: waiting would cost more than it saves.
+            values = None if key is None else cache.peek([key])[0]
+            if values is not None:
+                self._held[at] = values
+            else:
+                coords, facts = tuple(self._plan.chunks.coords[chunk].tolist()), self._plan.files[int(self._file[at])]
+                found = self._context.slow.read(self._context.plan_cache.serial(meta), meta, coords, facts)
+                if isinstance(found, ChunkFailure):
+                    unread[at] = found
+                    continue
+                values = found
+                if key is not None:
+                    cache.put(key, values)
+            self._tasks.decoded[at] = address_of(values)
+            held.append(values)
+        return held
+
+    def _open(self, first: int, last: int, unread: dict[int, ChunkFailure]) -> list[object]:
         """Open the files of chunks and write their descriptors to the tables; return the handles, add failures."""
-        held: list[OpenFile] = []
+        held: list[object] = []
         positions = self._to_read(first, last, far=False)
         files = self._file[positions]
         for file in np.unique(files).tolist():
@@ -258,8 +290,9 @@ class FastChunks:
             with self._context.scratch() as scratch:
                 if self._dense is None:
                     decoder.run(self._tasks, first, last, self._out, scratch)
-                else:  # for what the context `spreads`
-                    cast("KernelDecoder", decoder).spread(self._tasks, self._dense, first, last, self._out, scratch)
+                else:
+                    assert isinstance(decoder, KernelDecoder)  # else `BoxReader.spreads` nothing
+                    decoder.spread(self._tasks, self._dense, first, last, self._out, scratch)
         except MemoryError as error:
             if last - first > 1:  # it may be one chunk of an absurd size
                 for at in range(first, last):
