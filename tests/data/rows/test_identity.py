@@ -207,7 +207,7 @@ SAMPLERS = [
 ONCE = ("random", "sequential")
 
 
-@settings(max_examples=20, **quickly)
+@settings(max_examples=10, **quickly)
 @given(
     chosen=collections(),
     name=st.sampled_from(SAMPLERS),

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parents[3] / "bench" / "rows_memory.py"
 ALL = ("whole", "column", "mask", "split", "split_rows", "balanced")
 
 
-@pytest.mark.parametrize("cases", [("split", "balanced"), pytest.param(ALL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [("split",), pytest.param(ALL, marks=pytest.mark.slow)])
 def test_it_runs(tmp_path, cases):
     """Rows of a part of a split are read from mid-epoch on, and those of ranks side by side."""
     words = ["--quick", "--folder", tmp_path, "--json", tmp_path / "found.json", "--cases", *cases]

@@ -119,7 +119,7 @@ GENES = st.none() | st.lists(st.integers(0, NUM_COLS - 1), min_size=1, unique=Tr
 LAYOUTS = st.tuples(st.sampled_from([5, 64, 5000]), st.sampled_from([7, 64, 5000]), st.booleans())
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_dense_rows_are_those_of_scipy(reader, held, data):
     """Any dtypes, codecs, chunks, orders of columns and chosen genes; rows in any order, also several times."""

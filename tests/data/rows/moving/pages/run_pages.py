@@ -25,8 +25,11 @@ import making
 import no_gpu
 import stand_ins
 
+from rankwise.data.store.decode.choice import choose_decoder
+
 for slow in ("dask.array", "h5py", "torch", "torch.distributed", "xarray", "zarr"):
     importlib.import_module(slow)
+choose_decoder()  # imports numba
 
 # torchrun of the notebook: on a port that is free, with what `no_gpu` does, and all that it says in a file
 TORCHRUN = f"""#!/bin/sh
