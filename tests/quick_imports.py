@@ -21,12 +21,11 @@ left until a fake tensor is made (by the compiler, by DTensor) or somebody asks 
 import functools
 import gc
 import importlib
-import importlib.util
 import os
 import sys
 import threading
 import time
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 
 BIG = frozenset(
     {
@@ -36,7 +35,9 @@ BIG = frozenset(
     }
 )  # fmt: skip
 
-LAZY = frozenset({"torch._meta_registrations", "torch._native"})
+# what importing torch leaves out, and what comes with it: each asks for the first, so that all are made in their order
+LAZY = ("torch._meta_registrations", "torch._native")
+RULES = frozenset({*LAZY, "torch._decomp", "torch._prims", "torch._refs", "torch.utils._content_store"})
 
 
 def disable_when_loaded(module):
@@ -148,10 +149,23 @@ def load_rules_of_fake_tensors(module):
 
     @functools.wraps(init)
     def begin(self, *args, **kwargs):
-        getattr(importlib.import_module("torch._meta_registrations"), "aten")  # noqa: B009  (asked for, it loads)
+        importlib.import_module(LAZY[0])
         init(self, *args, **kwargs)
 
     mode.__init__ = begin
+
+
+def forget_what_was_left_out(torch):
+    """Take the empty modules away that stood for `LAZY` while torch was imported."""
+    for name in LAZY:
+        sys.modules.pop(name, None)
+        vars(torch).pop(name.rpartition(".")[2], None)
+    find = torch.__getattr__
+
+    def __getattr__(name):  # noqa: N807  (the name of the language)
+        return importlib.import_module(f"torch.{name}") if f"torch.{name}" in RULES else find(name)
+
+    torch.__getattr__ = __getattr__
 
 
 def set_type_of_generators(module):
@@ -170,6 +184,7 @@ def name_source_by_frame(module):
 
 
 AFTER = {
+    "torch": forget_what_was_left_out,
     "torch._library.utils": name_source_by_frame,
     "torch._library.opaque_object": set_type_of_generators,
     "torch._subclasses.fake_tensor": load_rules_of_fake_tensors,
@@ -182,6 +197,19 @@ AFTER = {
 }
 
 
+class Ready:
+    """The loader of a module that has nothing to be executed: an empty one, or one that was imported meanwhile."""
+
+    def __init__(self, module=None):
+        self._module = module
+
+    def create_module(self, spec):
+        return self._module
+
+    def exec_module(self, module):
+        """Nothing."""
+
+
 class Finder:
     """Finds the libraries that are big, and has them executed without collections."""
 
@@ -189,18 +217,21 @@ class Finder:
         self._lock, self._depth, self._enabled, self._freeze = threading.Lock(), 0, True, True
 
     def find_spec(self, name, path=None, target=None):
-        if name not in BIG and name not in AFTER and name not in LAZY:
+        if name not in BIG and name not in AFTER and name not in RULES:
             return None
+        if name in RULES:
+            if name in LAZY and sys.modules["torch"].__spec__._initializing:
+                return ModuleSpec(name, Ready())
+            if name != LAZY[0]:
+                importlib.import_module(LAZY[0])
+            if name in sys.modules:
+                spec = sys.modules[name].__spec__
+                spec.loader = Ready(sys.modules[name])
+                return spec
         spec = PathFinder.find_spec(name, path, target)
-        if name in LAZY and spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-            return spec
         if spec is not None and spec.loader is not None:
-            execute, run, after = spec.loader.exec_module, self._execute, AFTER.get(name)
-            if after is None:
-                spec.loader.exec_module = lambda module: run(execute, module)
-            else:
-                spec.loader.exec_module = lambda module: (execute(module), after(module))
+            execute, run, after = spec.loader.exec_module, self._execute, AFTER.get(name, lambda _: None)
+            spec.loader.exec_module = lambda module: (run(execute, module), after(module))
         return spec
 
     def _execute(self, execute, module):
