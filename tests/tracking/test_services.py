@@ -300,15 +300,19 @@ def test_without_a_thread_the_training_goes_on(caplog, monkeypatch):
 
 def test_a_hanging_service_costs_counted_lines_and_a_bounded_close(caplog):
     """The outbox is bounded, `log` goes on, and `close` comes back although the service does not."""
-    service = Fake()
-    service.fail = threading.Event()
+    service, before = Fake(), set(threading.enumerate())
+    hang = service.fail = threading.Event()
     box = opened(service, limit=5, close_s=0.5)
+    (thread,) = set(threading.enumerate()) - before
     for number in range(20):
         box.log(number, {"loss": 0.0}, {})
     box.close()
-    service.fail.set()
+    service.finish = service.send = None  # what comes after is an error, of which nothing is retried
+    hang.set()
+    thread.join(60)
     assert box.num_dropped == 20
     assert "20 lines were dropped" in caplog.text
+    assert "retried" not in caplog.text
 
 
 def test_lines_that_a_service_refuses_do_not_stop_those_behind():

@@ -96,7 +96,7 @@ class Checkpointer:
         self._thread = _one_thread() if asynchronous else None
         self._saving: PendingSave | None = None
         self._poll_schedule = PollSchedule()
-        self._cleaned = False
+        self._cleaned = self._warned_of_old = False
         self._skipped: dict[Path, str] = {}
         self._interruption: Interruption | None = None
 
@@ -382,10 +382,14 @@ class Checkpointer:
                 self._fence,
             )
         except OSError as error:
-            raise CheckpointError(
-                f"an older checkpoint in {self.folder} cannot be removed: {error}; {newest} was published, so nothing "
-                "is lost: make the older ones removable, or move them elsewhere, and start again"
-            ) from error
+            # the run goes on: a shared file system may hold a file that another process still reads
+            if not self._warned_of_old:
+                warnings.warn(
+                    f"an older checkpoint in {self.folder} cannot be removed: {error}; {newest.name} was published and "
+                    "the run goes on, but older ones take up space: make them removable, or move them elsewhere",
+                    stacklevel=2,
+                )
+            self._warned_of_old = True
 
 
 def _one_thread() -> ThreadPoolExecutor:

@@ -231,6 +231,8 @@ class Outbox:
                     return
                 wait_s = 0.0 if len(lines) == _BATCH else _FLUSH_S
             except Exception as error:  # noqa: BLE001  (whatever a service does, it must not stop the run)
+                if self._expired():
+                    return  # `close` has said that lines are lost
                 self._said(error, "cannot be reached; training continues, and sending is retried")
                 wait_s = min(_LONGEST_WAIT_S, max(1.0, 2 * wait_s))
                 if closing:
