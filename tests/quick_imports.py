@@ -160,12 +160,7 @@ def forget_what_was_left_out(torch):
     for name in LAZY:
         sys.modules.pop(name, None)
         vars(torch).pop(name.rpartition(".")[2], None)
-    find = torch.__getattr__
-
-    def __getattr__(name):  # noqa: N807  (the name of the language)
-        return importlib.import_module(f"torch.{name}") if f"torch.{name}" in RULES else find(name)
-
-    torch.__getattr__ = __getattr__
+    torch._lazy_modules.update(name.rpartition(".")[2] for name in RULES if name.count(".") == 1)
 
 
 def set_type_of_generators(module):

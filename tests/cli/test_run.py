@@ -77,7 +77,7 @@ def test_a_folder_has_a_name(run, tmp_path):
     for option in (("--run-dir", ""), ("--run-dir=",), ("--log-dir", "")):
         done = run(*option, "script.py")
         assert done.returncode == 2
-        assert 'it names a folder, got ""' in " ".join(done.stderr.replace("│", " ").split())
+        assert 'it names a folder or file, got ""' in " ".join(done.stderr.replace("│", " ").split())
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 

@@ -17,6 +17,7 @@ from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, index_budget
 from rankwise.data.feed import FeedLoader, FeedOptions
+from rankwise.data.feed.options import refuse_unknown
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.remote import RemoteOptions
@@ -89,6 +90,7 @@ class IndexPipeline(FeedLoader):
         numa_node: int = -1,
         **options: Unpack[FeedOptions],
     ) -> None:
+        refuse_unknown(type(self), options)
         if not isinstance(index, CropIndex):
             raise ConfigError(
                 f"IndexPipeline needs a CropIndex, got {index!r}: for crops of stored arrays use CropIndex(URIs, "
