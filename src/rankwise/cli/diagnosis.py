@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankwise.cli.run import as_folder
+from rankwise.cli.run import as_path, split_names
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     """
     from rankwise.diagnose.doctor import examine, exit_code, render
 
-    sections = _names(only, "--only"), _names(skip, "--skip")
+    sections = split_names(only, "--only", "a section") or (), split_names(skip, "--skip", "a section") or ()
     is_main = True
     if script is not None and nccl_log is not None:
         raise ConfigError("--script and --nccl-log cannot be combined: give one of them")
@@ -98,13 +98,6 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         print(json.dumps([asdict(check) for check in checks], indent=1) if as_json else render(checks))
     # other ranks exit with 0: a launcher that sees one fail would end the rank that still prints
     raise typer.Exit(exit_code(checks) if is_main else 0)
-
-
-def _names(words: list[str] | None, option: str) -> list[str]:
-    found = [name.strip() for word in words or [] for name in word.split(",") if name.strip()]
-    if words and not found:
-        raise ConfigError(f"{option} must name a section, got {', '.join(map(repr, words))}: leave it out for all")
-    return found
 
 
 def _read_logs(words: list[str]) -> list[Check]:
@@ -199,9 +192,7 @@ def watch_command(
 def report_command(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            parser=as_folder, metavar="RUN...", help="Run directories; several runs are shown side by side."
-        ),
+        typer.Argument(parser=as_path, metavar="RUN...", help="Run directories; several runs are shown side by side."),
     ],
     out: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rankwise.cli.run import as_folder
+from rankwise.cli.run import as_path, split_names
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    paths: Annotated[
-        list[Path], typer.Argument(parser=as_folder, metavar="PATH...", help="Files and folders to check.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(parser=as_path, metavar="PATH...", help="Files and folders to check.")],
     output_format: Annotated[
         str,
         typer.Option("--output-format", metavar="FORMAT", help="Output format: full, concise, json, sarif or github."),
@@ -67,9 +65,8 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     if checklist:
         _checklist(paths, output_format)
     start = paths[0] if paths[0].is_dir() else paths[0].parent
-    settings = find_settings(
-        start, select=_names(select, "--select"), ignore=_names(ignore, "--ignore"), confidence=confidence
-    )
+    chosen, ignored = split_names(select, "--select", "a rule"), split_names(ignore, "--ignore", "a rule")
+    settings = find_settings(start, select=chosen, ignore=ignored, confidence=confidence)
     settings.check_names(RULES)
     if fix or unsafe_fixes or diff:
         num_mended = _mend(paths, settings, unsafe=unsafe_fixes, write=not diff)
@@ -96,15 +93,6 @@ def _checklist(paths: list[Path], output_format: str) -> NoReturn:
     print(checklist_text(items_of(report.findings), output_format))
     _print_failures(report, "json")
     sys.exit(report.exitcode)
-
-
-def _names(words: list[str] | None, option: str) -> tuple[str, ...] | None:
-    if words is None:
-        return None
-    found = tuple(name.strip() for word in words for name in word.split(",") if name.strip())
-    if not found:  # of a variable that is not set; no rule at all would pass every file
-        raise ConfigError(f"{option} must name a rule, got {', '.join(map(repr, words))}: leave it out for the default")
-    return found
 
 
 def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -> int:

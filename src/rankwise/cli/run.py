@@ -12,13 +12,30 @@ import typer
 
 from rankwise.cli.options import RunOptions
 from rankwise.cli.start import start_ranks
+from rankwise.errors import ConfigError
 
 
-def as_folder(text: str) -> Path:
+def as_path(text: str) -> Path:
     """Return the path that words name: an empty text, as of a variable that is not set, would be this folder."""
     if not text:
         raise typer.BadParameter('it names a folder or file, got "": leave it out, or give "." for the current folder')
     return Path(text)
+
+
+def split_names(words: list[str] | None, option: str, kind: str) -> tuple[str, ...] | None:
+    """Return the names in the words of an option, which commas may separate too; None if it was not given.
+
+    `kind` is what it names, for the error: "a rule".
+
+    Raises:
+        ConfigError: it was given without a name, as by a variable that is not set: that is neither all nor nothing.
+    """
+    if words is None:
+        return None
+    found = tuple(name.strip() for word in words for name in word.split(",") if name.strip())
+    if not found:
+        raise ConfigError(f"{option} must name {kind}, got {', '.join(map(repr, words))}: leave it out for the default")
+    return found
 
 
 _in_failures = partial(typer.Option, rich_help_panel="Failures and time limits")
@@ -50,7 +67,7 @@ _OPTIONS: dict[str, Any] = {
     ),
     "module": typer.Option("-m", "--module", help="TARGET is a module name, as in python -m."),
     "run_dir": typer.Option(
-        parser=as_folder, metavar="DIR", help="Run directory: checkpoints, metrics and logs are stored there."
+        parser=as_path, metavar="DIR", help="Run directory: checkpoints, metrics and logs are stored there."
     ),
     "fresh": typer.Option("--fresh", help="Start a new run even if the run directory contains one."),
     "resume": typer.Option(
@@ -107,7 +124,7 @@ _OPTIONS: dict[str, Any] = {
         help="Show a line that several ranks write at about the same time only once, as [0-3] line.",
     ),
     "log_dir": _in_output(
-        parser=as_folder,
+        parser=as_path,
         metavar="DIR",
         help="Folder for attempt-N/rank-R.out and .err. Default: logs/ in the run directory, if one is given.",
     ),

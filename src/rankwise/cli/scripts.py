@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from rankwise.cli.run import as_folder
+from rankwise.cli.run import as_path
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            parser=as_folder,
+            parser=as_path,
             metavar="DIR",
             help="Run directory: traces/ and profile.json are stored there. Default: runs/<script>.",
         ),
@@ -210,7 +210,7 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            parser=as_folder, metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."
+            parser=as_path, metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."
         ),
     ] = None,
     num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of threads per rank.")] = None,

@@ -62,8 +62,8 @@ def check_data(arguments: str | None) -> Check:
     if "--crop" not in words:
         extent = _chunk(Path(words[0])) if words[0] else []
         if not extent:
-            mend = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
-            mend = mend if words[0] else "give a STORE: rankwise doctor --data STORE"
+            crop = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
+            mend = crop if words[0] else "give a STORE: rankwise doctor --data STORE"
             return failed("data", _NAME, f"{words[0]!r} is not a local Zarr array, so its chunks are unknown", mend)
         words += ["--crop", ",".join(map(str, extent))]
     command = [sys.executable, "-P", "-m", "rankwise", "data", "bench", *words, "--json"]

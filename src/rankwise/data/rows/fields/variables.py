@@ -194,7 +194,7 @@ def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
     else:
         given = genes if modality == "" else None
     if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
-        said = f"{'the text ' * isinstance(given, str)}{given!r}"
+        said = f"the text {given!r}" if isinstance(given, str) else repr(given)
         raise ConfigError(f"genes= must be a list of names or numbers, got {said}: write genes=[{given!r}]")
     return None if given is None else list(given)
 
