@@ -17,8 +17,10 @@ help:  ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("rankwise needs Python >= 3.11, this is " + sys.version.split()[0] + ": set PYTHON=python3.11 (or newer)")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
-	-@$(BIN)/python -m compileall -q -j 0 -x '/(tests|templates)/|py312_intrinsics' $(VENV)/lib >$(VENV)/compiled.log 2>&1  # pip uses one core
+# pip takes torch, because its settings may name a local build; uv installs the other 200 packages with a tenth of its CPU time
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt torch uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]' || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 install: $(STAMP)  ## create .venv with the pinned dependencies
@@ -41,6 +43,8 @@ types:  ## mypy, strict
 
 tests:  ## tests, executed docs and examples; JOBS=1 runs them one by one
 	@cp tests/quick_imports.py "$$(echo $(PACKAGES))" && echo "import quick_imports" >"$$(echo $(PACKAGES))/quick_imports.pth"
+# a first run compiles test files and packages in one process, while mypy has the other core; workers would each compile all
+	@test -d .pytest_cache || $(BIN)/python -m pytest --collect-only --quiet >/dev/null
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow:  ## the long variants that CI leaves out
