@@ -48,6 +48,7 @@ def test_a_picture_lies_in_the_run_directory(demo):
         assert {grey for _, grey in label.getcolors()} == {0, 255}
 
 
+@pytest.mark.slow
 def test_one_rank_and_two_come_to_the_same(demo, run_python, saved_weights):
     """In double precision, with unequal micro-batches, the weights after an epoch differ by rounding only."""
     folder, _ = demo
