@@ -25,8 +25,7 @@ UNUSED = Rule(
     "RW901", "unused-suppression", "warning", "high",
     message="this comment suppresses nothing: {codes}",
     why="A comment that outlives its finding hides the next one.",
-    wrong="import torch  # rankwise: ignore[RW210] we have one process\n",
-    right="import torch\n",
+    example="-import torch  # rankwise: ignore[RW210] we have one process\n+import torch\n",
     ignore="Set report-unused = false in the configuration, while files move between versions of rankwise.",
     fix="safe",
 )(None)  # fmt: skip
