@@ -160,7 +160,7 @@ def _max_requeues(options: RunOptions, *, default: bool) -> int:
 
 
 def _submit(job: Job, options: RunOptions) -> int:
-    from rankwise.launch.slurm.follower import follow
+    from rankwise.launch.slurm.handle import follow
     from rankwise.launch.slurm.submission import batch_script, submit
 
     request = _request(job, options)
