@@ -11,9 +11,9 @@ import pytest
 
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.job import Job
-from rankwise.launch.slurm import queue, submission
 from rankwise.launch.slurm import handle as handle_module
 from rankwise.launch.slurm import launcher as launcher_module
+from rankwise.launch.slurm import queue, submission
 from rankwise.launch.slurm.request import Request
 from rankwise.launch.target import Target
 

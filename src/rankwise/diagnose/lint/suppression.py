@@ -63,7 +63,7 @@ def apply_comments(
     for finding in findings:
         lines = range(finding.line, finding.end_line + 1)
         here = [comment for line in lines for comment in starts.get((line, finding.cell), [])] + everywhere
-        quiet = [comment for comment in here if _covers(comment, finding.rule)]
+        quiet = [each for each in here if not each.codes or any(matches(finding.rule, code) for code in each.codes)]
         for comment in quiet:
             comment.used |= {code for code in comment.codes if matches(finding.rule, code)} or {"*"}
         if not quiet:
@@ -71,10 +71,6 @@ def apply_comments(
     asked = settings.rules_for(source.path, rules)
     unused = _unused(source, comments, settings, rules, asked) if settings.report_unused and UNUSED in asked else ()
     return kept, list(unused)
-
-
-def _covers(comment: _Comment, found: Rule) -> bool:
-    return not comment.codes or any(matches(found, code) for code in comment.codes)
 
 
 def _unused(
