@@ -178,7 +178,7 @@ def _submit(job: Job, options: RunOptions) -> int:
 
 def _request(job: Job, options: RunOptions) -> Request:
     """Return the resources that the options name."""
-    from rankwise.launch.slurm.partition import parse_time
+    from rankwise.launch.slurm.queue import parse_time
     from rankwise.launch.slurm.request import Request
 
     given = _pairs(options.slurm_arg or ())

@@ -16,9 +16,8 @@ from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.discovery import Discovery, StoppedWhileWaiting
 from rankwise.launch.elastic.membership import Membership
-from rankwise.launch.elastic.nodes import Nodes, describe_node
+from rankwise.launch.elastic.nodes import Nodes, derived_secret, describe_node, read_token
 from rankwise.launch.elastic.server import INQUIRY_KINDS, obey_inquiry
-from rankwise.launch.elastic.token import derived_secret, read_token
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.failures.record import keep, keep_standstill
 from rankwise.launch.failures.verdict import Failure

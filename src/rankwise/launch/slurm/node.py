@@ -18,8 +18,8 @@ from rankwise._files import write_whole
 from rankwise._process.addresses import address_towards, family_of, interface_of, is_loopback, resolve
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.elastic.connection import Client
+from rankwise.launch.elastic.nodes import derived_secret
 from rankwise.launch.elastic.server import HangDetector, Server, obey_inquiry
-from rankwise.launch.elastic.token import derived_secret
 from rankwise.launch.failures.outcome import AttemptEnd
 from rankwise.launch.failures.record import keep_standstill
 from rankwise.launch.functions.callee import value_path
