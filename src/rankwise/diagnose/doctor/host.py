@@ -24,8 +24,12 @@ _NETWORK = {
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "wekafs", "pvfs2", "afs", "glusterfs",
     "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.ceph", "virtiofs",
 }  # fmt: skip
-_NAME = "read rate of the data"
+_READ_RATE = "read rate of the data"
 _MOST_S = 600.0
+_SHM = Path("/dev/shm")  # noqa: S108
+_GIB = 1 << 30
+_FILES = 4096
+_FULL = 0.02
 
 
 def kind_of(path: Path, mounts: str | None = None) -> str:
@@ -61,35 +65,39 @@ def check_data(arguments: str | None) -> Check:
         arguments: arguments of `rankwise data bench`: a store, and the extent of a crop, by default one chunk.
     """
     if arguments is None:
-        return not_run("data", _NAME, "no dataset given", "rankwise doctor --data STORE")
+        return not_run("data", _READ_RATE, "no dataset given", "rankwise doctor --data STORE")
     try:
         words = shlex.split(arguments) or [""]
     except ValueError as error:
-        return failed("data", _NAME, f"--data {arguments!r}: {error}", "quote the store and its options as in a shell")
+        return failed(
+            "data", _READ_RATE, f"--data {arguments!r}: {error}", "quote the store and its options as in a shell"
+        )
     if "--crop" not in words:
         extent = _chunk(Path(words[0])) if words[0] else []
         if not extent:
             crop = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
             mend = crop if words[0] else "give a STORE: rankwise doctor --data STORE"
-            return failed("data", _NAME, f"{words[0]!r} is not a local Zarr array, so its chunks are unknown", mend)
+            return failed(
+                "data", _READ_RATE, f"{words[0]!r} is not a local Zarr array, so its chunks are unknown", mend
+            )
         words += ["--crop", ",".join(map(str, extent))]
     command = [sys.executable, "-P", "-m", "rankwise", "data", "bench", *words, "--json"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MOST_S)  # noqa: S603
     except subprocess.TimeoutExpired:
         return failed(
-            "data", _NAME, f"not finished after {_MOST_S:g} s", "rankwise data bench --rounds 2 measures less"
+            "data", _READ_RATE, f"not finished after {_MOST_S:g} s", "rankwise data bench --rounds 2 measures less"
         )
     if done.returncode:
         told = (done.stderr or done.stdout).strip()[-400:]
-        return failed("data", _NAME, told, "rankwise data audit shows what is wrong with it")
+        return failed("data", _READ_RATE, told, "rankwise data audit shows what is wrong with it")
     facts = json.loads(done.stdout[f"\n{done.stdout}".rindex("\n{") :])  # after what a sitecustomize has printed
     rows = [_row(group, audit) for group, audit in zip(facts["groups"], facts["audit"]["groups"], strict=True)]
     told = "; ".join(
         f"{row['crops_per_s']:.4g} crops of {row['crop']} a second, {row['mb_s']:.4g} MB/s decoded ({row['codec']})"
         for row in rows
     )
-    return passed("data", _NAME, told, rows)
+    return passed("data", _READ_RATE, told, rows)
 
 
 def _row(group: dict[str, Any], audit: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +128,6 @@ def _chunk(store: Path) -> list[int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return []
-
-
-_SHM = Path("/dev/shm")  # noqa: S108
-_GIB = 1 << 30
-_FILES = 4096
-_FULL = 0.02
 
 
 def check_host() -> list[Check]:

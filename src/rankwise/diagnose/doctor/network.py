@@ -37,6 +37,9 @@ MENDS = {
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL, errno.EINVAL}
 _MOST_BYTES = 200
 _WORD = b"rankwise doctor "
+_TRY_S = 5.0  # limit for one connection
+_SKEW_S = 1.0
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +180,6 @@ def probe_listener(address: str, port: int, token: str, timeout_s: float) -> Pro
         return ProbeResult(kind="another", text=text)
     offset = float(said.rpartition(b" ")[2]) - (asked + took / 2)
     return ProbeResult(kind="answers", text=f"{took * 1e3:.1f} ms", offset_s=offset, error_s=took / 2)
-
-
-_TRY_S = 5.0  # limit for one connection
-_SKEW_S = 1.0
-_SHOWN = 8
 
 
 def check_rendezvous(place: Place, deadline: float) -> Check:

@@ -35,6 +35,8 @@ UNUSED = Rule(
     ignore="Set report-unused = false in the configuration, while files move between versions of rankwise.",
     fix="safe",
 )(None)  # fmt: skip
+assert UNUSED in registered()
+_VERSION = 1  # of a baseline
 
 
 @dataclass(slots=True)
@@ -155,12 +157,6 @@ def _is_comment(source: SourceFile, number: int) -> bool:
         return any(comment.line == number for comment in _comments(source))
     except (SyntaxError, ValueError):
         return False
-
-
-assert UNUSED in registered()
-
-
-_VERSION = 1
 
 
 def fingerprint(finding: Finding) -> str:

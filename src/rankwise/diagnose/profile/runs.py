@@ -22,6 +22,13 @@ from rankwise.errors import ConfigError, LaunchError
 LEAST_RUNS = 3
 # Two-sided critical values of Student's t at 5 %, by degrees of freedom; in between, take the larger value.
 _CRITICAL = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 30: 2.042}
+# Settings that a sweep may change, and DDP's names of them.
+SWEPT = {
+    "bucket_mb": "bucket_cap_mb",
+    "static_graph": "static_graph",
+    "find_unused": "find_unused_parameters",
+    "bucket_view": "gradient_as_bucket_view",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +66,6 @@ def differ(left: Sequence[float], right: Sequence[float]) -> bool:
     degrees = sum(errors) ** 2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, logs, strict=True))
     critical = _CRITICAL[max(known for known in _CRITICAL if known <= degrees + 1e-9)]
     return gap > critical * math.sqrt(sum(errors))
-
-
-# Settings that a sweep may change, and DDP's names of them.
-SWEPT = {
-    "bucket_mb": "bucket_cap_mb",
-    "static_graph": "static_graph",
-    "find_unused": "find_unused_parameters",
-    "bucket_view": "gradient_as_bucket_view",
-}
 
 
 def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ _SKIPPED = re.compile(  # messages of a rank, of a crop pipeline, of the whole t
     re.MULTILINE,
 )
 _HANG = re.compile(r"^.*\branks? [\d, -]+ ha(?:s|ve) not joined .+$", re.MULTILINE)
+_MOST_BYTES = 256 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,9 +85,6 @@ def _search(text: str, where: str, found: LogNotes, seen: set[str]) -> None:
             if line not in seen and len(kind) < _MOST:
                 seen.add(line)
                 kind.append((where, line))
-
-
-_MOST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from rankwise.vitals import Vital
 
 JOB = "job"  # a file beside a watched rank's vitals: the name of its job
 _PREFIX = "rankwise/watch"
+_STACK_CHARACTERS = 20_000  # limit per rank, for ranks with very many threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +93,6 @@ def host_key() -> str:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts += [os.fspath(Path(f"/proc/self/ns/{name}").readlink()) for name in ("pid", "mnt")]
     return " ".join(parts)
-
-
-_STACK_CHARACTERS = 20_000  # limit per rank, for ranks with very many threads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from rankwise.launch.local.loop import Loop
 
 _AGAIN_S = 2.0
 _ANSWER_S = 5.0
+_LINGER_S = 5.0
 
 
 class Priority(NamedTuple):
@@ -125,9 +126,6 @@ class SplitBrain:
 
     def _drop(self, name: str) -> None:
         self._asked.pop(name).close()
-
-
-_LINGER_S = 5.0
 
 
 class Coordinator(Server):

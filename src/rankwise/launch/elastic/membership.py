@@ -13,6 +13,14 @@ from typing import Any, Literal, NamedTuple
 from rankwise._process.addresses import is_loopback
 from rankwise.launch.elastic.nodes import Nodes
 
+_FIRST_CALL_S = 5.0  # how long to wait for more nodes once the minimum is there
+_LAST_CALL_S = 2.0  # the same between rounds
+_SETTLE_S = 5.0  # after ranks lost peers: how long to wait for the cause from another node
+_REMIND_S = 30.0
+_FIRST_REMINDER_S = 3.0
+
+Phase = Literal["gathering", "running", "stopping", "over"]
+
 
 class Order(NamedTuple):
     """A message to nodes; `keys`: to which, None: to all."""
@@ -88,15 +96,6 @@ def done_from(message: Mapping[str, Any], now: float) -> Done:
     texts = {name: str(message.get(name, "")) for name in ("status", "headline", "text")}
     numbers = {name: int(message.get(name) or 0) for name in ("rank", "exitcode", "suspicion")}
     return Done(**texts, **numbers, failed_s=now - float(age or 0.0))  # type: ignore[arg-type]
-
-
-_FIRST_CALL_S = 5.0  # how long to wait for more nodes once the minimum is there
-_LAST_CALL_S = 2.0  # the same between rounds
-_SETTLE_S = 5.0  # after ranks lost peers: how long to wait for the cause from another node
-_REMIND_S = 30.0
-_FIRST_REMINDER_S = 3.0
-
-Phase = Literal["gathering", "running", "stopping", "over"]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 29400
 _STATIC_PORT = 29500  # torchrun's, of --master-port
 _ENDPOINT = re.compile(r"(?P<host>\[[0-9a-fA-F:.%\w]+\]|[^\[\]:]+)(:(?P<port>\d+))?")
+_VARIABLE = "RANKWISE_TOKEN"
+_LEAST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,10 +187,6 @@ def _code(target: Target) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:
         return ""
-
-
-_VARIABLE = "RANKWISE_TOKEN"
-_LEAST_CHARACTERS = 16
 
 
 def derived_secret(token: str, purpose: str) -> str:

@@ -19,6 +19,9 @@ from rankwise.launch.local.loop import Loop
 
 INQUIRY_KINDS = {"look", "standstill", "hung"}  # messages for `obey_inquiry`
 _PATIENCE_S = 15.0  # how long to wait for the answers of all nodes
+_MAX_STRANGERS = 64  # connections that have not joined; beyond that the oldest is closed
+_STRANGER_S = 5.0
+_TICK_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,11 +181,6 @@ def obey_inquiry(
         if told is not None:  # JSON has made texts of the ranks
             told = Failure(**{**told, "places": {int(rank): where for rank, where in told["places"].items()}})
         attempt.blame(told)
-
-
-_MAX_STRANGERS = 64  # connections that have not joined; beyond that the oldest is closed
-_STRANGER_S = 5.0
-_TICK_S = 0.25
 
 
 class RemoteNode(Connection):

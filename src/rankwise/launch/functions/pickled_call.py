@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _MAX_DEPTH = 40
 _UNNAMED = " ("  # the path of a part without a name of its own starts with this
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")  # dicts of a torch module that hold such attributes
+_MAIN = "__main__"
+_HEAVY_BYTES = 1 << 26  # above this size of what is sent along with a function, print a message
 
 
 def find_unsendable(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str, Any]:
@@ -134,10 +136,6 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{name}", part
     yield f"{_UNNAMED}of class {type(value).__name__})", type(value)
     yield from ((f"{_UNNAMED}made with argument {number})", part) for number, part in enumerate(reduced[1]))
-
-
-_MAIN = "__main__"
-_HEAVY_BYTES = 1 << 26  # above this size of what is sent along with a function, print a message
 
 
 class _Watcher(pickle.Pickler):

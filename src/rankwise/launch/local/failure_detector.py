@@ -29,6 +29,15 @@ from rankwise.vitals.stacks import imports
 DEFAULT_STALL_S = 180.0  # from the first beat or collective on
 _UNSEEN = "none has started a collective or called rankwise.vitals.beat() yet, and other work cannot be seen"
 DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; equals gloo's default timeout
+SETTLE_S = 0.2  # how long to wait for an earlier failure once one is clear
+SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause if only consequences of it are known
+_ASK_AGAIN_S = 15.0  # how often to ask the other nodes while only the ranks here stand still
+_LATE_S = 30.0
+_LOOK_S = 6.0  # limit for looking at the ranks here for other nodes, which take a node that is silent for 10 s as lost
+SETTLE_TIMEOUT_S = 1.0  # the same after a timeout of a rank: the cause may be alive and never report anything
+_LOG = Path("/dev/kmsg")  # the kernel's
+_RECORD_BYTES = 8192
+_SLACK_S = 1.0  # tolerated difference between the log's clock and this one
 
 
 class ProgressWatch:
@@ -121,17 +130,6 @@ def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str
         culprit, why = choose(found)
         headline += f"; look at rank {culprit.rank}{': ' + why if why else ''}"
     return describe_observations(headline, found, sorted(set(alive) - {seen.rank for seen in found}))
-
-
-SETTLE_S = 0.2  # how long to wait for an earlier failure once one is clear
-SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause if only consequences of it are known
-_ASK_AGAIN_S = 15.0  # how often to ask the other nodes while only the ranks here stand still
-_LATE_S = 30.0
-_LOOK_S = 6.0  # limit for looking at the ranks here for other nodes, which take a node that is silent for 10 s as lost
-SETTLE_TIMEOUT_S = 1.0  # the same after a timeout of a rank: the cause may be alive and never report anything
-_LOG = Path("/dev/kmsg")  # the kernel's
-_RECORD_BYTES = 8192
-_SLACK_S = 1.0  # tolerated difference between the log's clock and this one
 
 
 class OtherNodes(Protocol):

@@ -27,6 +27,7 @@ _POLL_S = 1.0  # between two checks of the files
 _ASK_S = 2.0  # between two queries to Slurm's controller, which all users share
 _LATE_S = 15.0  # how long after a job's end its files may take to appear here
 _SILENT_S = 900.0  # how long to tolerate no answer from Slurm: restarting the controller takes minutes
+_FILES_S = 0.3  # between two checks of the files
 
 
 def poll(handle: SlurmHandle) -> Iterator[tuple[dict[str, Any] | None, JobState | None, bool]]:
@@ -237,9 +238,6 @@ def _read(path: Path) -> SlurmHandle:
         raise ConfigError(f"{path}, the file of a submitted job, cannot be read ({error!r}): remove it") from error
 
 
-_FILES_S = 0.3  # between two checks of the files
-
-
 class _Tail:
     """Copies new content of a file, which may not exist yet."""
 
@@ -325,9 +323,8 @@ def _goes_on(handle: SlurmHandle, interrupts: list[int]) -> bool:
 
 def _ask(question: str) -> str:
     """Return the first letter of the answer; a second Ctrl-C counts as yes."""
-    noting = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a handler that only notes does not interrupt `input`
+    # a handler that only notes does not interrupt `input`
+    noting = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return input(question)[:1].lower()
     except EOFError:

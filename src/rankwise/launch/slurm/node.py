@@ -32,6 +32,9 @@ from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.slurm.start import Record, Rendezvous, Start
 
 _CONNECT_S = 10.0
+_RENDEZVOUS_S = 120.0  # nodes of one step start at the same time, but a shared file system may be slow
+_CAUSE_S = 15.0  # how long a node that only lost its peers waits for a record with the cause
+_POLL_S = 0.05
 
 
 class HangClient(Client):
@@ -79,11 +82,6 @@ class HangClient(Client):
         if self._node == 0 or self.lost:
             log_text(self._console, text)
             keep_standstill(self._run_dir, text, self._console.log)
-
-
-_RENDEZVOUS_S = 120.0  # nodes of one step start at the same time, but a shared file system may be slow
-_CAUSE_S = 15.0  # how long a node that only lost its peers waits for a record with the cause
-_POLL_S = 0.05
 
 
 def main(folder: Path) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rankwise.world.value import World
 
+T = TypeVar("T")
+
 
 def broadcast_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: int) -> torch.Tensor:
     """Return rank `call.root`'s bytes; on other ranks `mine` only sets the device of the result."""
@@ -85,9 +87,6 @@ def _tensor(world: World, data: bytes) -> torch.Tensor:
 
 def _bytes(raw: torch.Tensor) -> bytes:
     return raw.cpu().numpy().tobytes()
-
-
-T = TypeVar("T")
 
 
 def broadcast_object(world: World, obj: Any, src: int) -> Any:
