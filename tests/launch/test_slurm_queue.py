@@ -11,9 +11,9 @@ import pytest
 
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.job import Job
-from rankwise.launch.slurm import follower, queue, submission
 from rankwise.launch.slurm import handle as handle_module
 from rankwise.launch.slurm import launcher as launcher_module
+from rankwise.launch.slurm import queue, submission
 from rankwise.launch.slurm.request import Request
 from rankwise.launch.target import Target
 
@@ -123,7 +123,7 @@ def test_slurm_is_asked_seldom(monkeypatch):
 def test_output_is_shown_in_whole_characters(tmp_path):
     """A read may end inside of one."""
     shown, text = io.StringIO(), "naïve 日本\n".encode()
-    tail = follower._Tail(tmp_path / "log", shown)
+    tail = handle_module._Tail(tmp_path / "log", shown)
     assert not tail.copy()
     for end in range(1, len(text) + 1):
         (tmp_path / "log").write_bytes(text[:end])
@@ -136,10 +136,10 @@ def test_the_logs_of_a_job_that_slurm_has_forgotten_end(asked, tmp_path, monkeyp
     asked[1]["squeue"] = 1, "", "slurm_load_jobs error: Invalid job id specified\n"
     now = [1000.0]
     monkeypatch.setattr(handle_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(follower.time, "sleep", lambda _seconds: now.append(now.pop() + 1))
+    monkeypatch.setattr(handle_module.time, "sleep", lambda _seconds: now.append(now.pop() + 1))
     job = handle_module.SlurmHandle(job_id="7", folder=tmp_path, name="sum", num_ranks=1)
     job.log_path().write_text("the output\n")
-    follower.follow_logs(job, None, until_end=True)
+    handle_module.follow_logs(job, None, until_end=True)
     assert now[0] < 1030
     assert capsys.readouterr().out == "the output\n"
 

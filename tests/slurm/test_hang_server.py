@@ -11,7 +11,7 @@ from rankwise.launch.elastic.server import Server
 from rankwise.launch.failures.observation import Observation
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.slurm import node as node_module
-from rankwise.launch.slurm.hang import HangClient
+from rankwise.launch.slurm.node import HangClient
 from rankwise.launch.slurm.start import Rendezvous
 
 SECRET = "s" * 32

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rankwise.errors import ConfigError
-from rankwise.launch.slurm.partition import Partition, num_gpus, parse_time
+from rankwise.launch.slurm.queue import Partition, num_gpus, parse_time
 
 LIMITS = Partition(
     name="p",

@@ -77,7 +77,7 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         _accept(report, write_baseline, add_ignore=add_ignore)
         return
     if baseline is not None:
-        from rankwise.diagnose.lint.baseline import read_baseline, without_known
+        from rankwise.diagnose.lint.suppression import read_baseline, without_known
 
         report.findings = without_known(report.findings, read_baseline(baseline))
     colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -110,8 +110,8 @@ def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -
 
 
 def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
-    from rankwise.diagnose.lint.baseline import write_baseline
     from rankwise.diagnose.lint.fixes import add_comments
+    from rankwise.diagnose.lint.suppression import write_baseline
 
     if baseline is not None:
         print(f"{baseline}: {write_baseline(baseline, report.findings)} findings")

@@ -54,8 +54,7 @@ def logs_command(
     ] = False,
 ) -> None:
     """Print the output of a Slurm job: its console, or one rank."""
-    from rankwise.launch.slurm.follower import follow_logs
-    from rankwise.launch.slurm.handle import SlurmHandle
+    from rankwise.launch.slurm.handle import SlurmHandle, follow_logs
 
     handle = SlurmHandle.find(job)
     path = handle.log_path(rank)

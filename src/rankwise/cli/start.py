@@ -160,7 +160,7 @@ def _max_requeues(options: RunOptions, *, default: bool) -> int:
 
 
 def _submit(job: Job, options: RunOptions) -> int:
-    from rankwise.launch.slurm.follower import follow
+    from rankwise.launch.slurm.handle import follow
     from rankwise.launch.slurm.submission import batch_script, submit
 
     request = _request(job, options)
@@ -178,7 +178,7 @@ def _submit(job: Job, options: RunOptions) -> int:
 
 def _request(job: Job, options: RunOptions) -> Request:
     """Return the resources that the options name."""
-    from rankwise.launch.slurm.partition import parse_time
+    from rankwise.launch.slurm.queue import parse_time
     from rankwise.launch.slurm.request import Request
 
     given = _pairs(options.slurm_arg or ())

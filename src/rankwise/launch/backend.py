@@ -81,7 +81,7 @@ def _describe_nodes(job: Job) -> list[str]:
 
 
 def _patience(seconds: float | None) -> str:
-    from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
+    from rankwise.launch.local.failure_detector import DEFAULT_TIMEOUT_S
 
     if seconds is None:
         return f"{DEFAULT_TIMEOUT_S:g} s without progress, once a rank has called vitals.beat"

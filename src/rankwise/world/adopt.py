@@ -160,7 +160,10 @@ def bound_world() -> World | None:
 
 def known_world() -> World | None:
     """Return the world that was created by any library, or None; imports nothing."""
-    return group_world() or _bound or _jax_world()
+    if (world := group_world() or _bound) is not None:
+        return world
+    client = jax_client()  # of JAX's distributed system that the user initialised
+    return None if client is None else _adopt_jax(client)
 
 
 def group_world() -> World | None:
@@ -175,12 +178,6 @@ def group_world() -> World | None:
     if _adopted is None or _adopted[0]() is not group:
         _adopted = (weakref.ref(group), _adopt(group))
     return _adopted[1]
-
-
-def _jax_world() -> World | None:
-    """Return the world of JAX's distributed system that the user initialised, or None."""
-    client = jax_client()
-    return None if client is None else _adopt_jax(client)
 
 
 @functools.lru_cache(maxsize=1)

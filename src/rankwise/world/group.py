@@ -25,9 +25,8 @@ _CONNECTED = "rankwise/connected"  # in the group's store: the ranks that have c
 _COMPLETE = "rankwise/complete"  # whether all have,
 _ACKNOWLEDGED = "rankwise/acknowledged"  # and the ranks that know it
 _CONNECT_S = 10.0
-_interfaces_set: list[
-    str
-] = []  # the interface set by bind, kept while the group lives: groups created later need it too
+# the interface set by bind, kept while the group lives: groups created later need it too
+_interfaces_set: list[str] = []
 _served_stores: list[tuple[Any, int]] = []  # on rank 0: store and number of ranks of the open group
 
 

@@ -21,14 +21,16 @@ from rankwise.diagnose.doctor import Check, examine, exit_code, group, job, rend
 from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.group import check_group
 from rankwise.diagnose.doctor.host import (
+    check_data,
     check_devices,
     check_host,
     check_locked_memory,
     check_open_files,
     check_shared_memory,
+    is_network,
+    kind_of,
 )
 from rankwise.diagnose.doctor.job import check_facts, check_other_hosts, check_rank_devices, check_shared_folder
-from rankwise.diagnose.doctor.storage import check_data, is_network, kind_of
 from rankwise.diagnose.doctor.variables import check_variables
 from rankwise.diagnose.variables import KNOWN, NEVER_EXISTED, RENAMED, check_variable_name
 from rankwise.errors import ConfigError

@@ -10,8 +10,15 @@ import threading
 import pytest
 
 from rankwise.diagnose.doctor import Check
-from rankwise.diagnose.doctor.connection import listening, probe_listener, reach, read_banner
-from rankwise.diagnose.doctor.network import check_clocks, check_pairs, data_addresses
+from rankwise.diagnose.doctor.network import (
+    check_clocks,
+    check_pairs,
+    data_addresses,
+    listening,
+    probe_listener,
+    reach,
+    read_banner,
+)
 from rankwise.testing.hosts import HostLab
 
 SECONDS = 300

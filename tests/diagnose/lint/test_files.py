@@ -10,8 +10,8 @@ import pytest
 
 from rankwise.diagnose.lint import RULES, Settings, checker, find_settings, lint_paths, to_text
 from rankwise.diagnose.lint.analysis.scopes import Scope
-from rankwise.diagnose.lint.baseline import read_baseline, without_known, write_baseline
 from rankwise.diagnose.lint.fixes import add_comments
+from rankwise.diagnose.lint.suppression import read_baseline, without_known, write_baseline
 from rankwise.errors import ConfigError
 
 BAD = "import torch\nnet = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n"

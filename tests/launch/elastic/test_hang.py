@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.launch.elastic.hang import HangDetector
+from rankwise.launch.elastic.server import HangDetector
 from rankwise.launch.failures.observation import Observation, observation_from, shortened
 
 COLLECTIVE = (

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.elastic.member import Done, Member
-from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.membership import Done, Member, Membership
 from rankwise.launch.elastic.nodes import Nodes
 
 

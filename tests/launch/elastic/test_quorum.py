@@ -3,10 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.elastic.member import Done, Member
-from rankwise.launch.elastic.membership import Membership
+from rankwise.launch.elastic.coordinator import Priority
+from rankwise.launch.elastic.membership import Done, Member, Membership
 from rankwise.launch.elastic.nodes import Nodes
-from rankwise.launch.elastic.split_brain import Priority
 
 MIDDLE_S = 20.0
 

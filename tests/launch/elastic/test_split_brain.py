@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rankwise.launch.elastic import split_brain
+from rankwise.launch.elastic import coordinator
 from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.membership import Membership
@@ -63,7 +63,7 @@ class Party:
 
 @pytest.fixture
 def stack(monkeypatch):
-    monkeypatch.setattr(split_brain, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(coordinator, "_AGAIN_S", 0.2)
     with contextlib.ExitStack() as made:
         made.loop = made.enter_context(Loop())
         yield made

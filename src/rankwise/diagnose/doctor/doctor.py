@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from rankwise._process.place import find_place
 from rankwise.diagnose.doctor.check import SECTIONS, Check, failed, not_run
 from rankwise.diagnose.doctor.group import check_group
-from rankwise.diagnose.doctor.host import check_devices, check_host
-from rankwise.diagnose.doctor.storage import check_data
+from rankwise.diagnose.doctor.host import check_data, check_devices, check_host
 from rankwise.diagnose.doctor.variables import check_variables
 from rankwise.errors import ConfigError, WorldError
 

@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from rankwise._version import __version__
-from rankwise.diagnose.lint.baseline import fingerprint
 from rankwise.diagnose.lint.checker import Report
 from rankwise.diagnose.lint.inputs import SourceFile
 from rankwise.diagnose.lint.record import Finding, Rule
+from rankwise.diagnose.lint.suppression import fingerprint
 
 _COLOURS = {"error": "\x1b[31;1m", "warning": "\x1b[33;1m", "info": "\x1b[36;1m"}
 _PLAIN = "\x1b[0m"

@@ -68,8 +68,8 @@ class Rule:
         confidence: how sure a finding is; low is off unless asked for.
         message: template of a finding.
         why: what goes wrong.
-        wrong: a program, or launch lines, in which the rule finds something.
-        right: the same as it should be.
+        example: a program, or launch lines, as a diff: lines of `wrong` after "-", of `right` after "+", of both after
+            a blank or, where they begin with another character, as they are.
         ignore: when a finding may be ignored.
         versions: of PyTorch for which the statement was checked.
         fix: whether its findings can be mended by `--fix` (safe) or `--unsafe-fixes`.
@@ -85,9 +85,8 @@ class Rule:
     _: KW_ONLY
     message: str
     why: str
-    wrong: str
-    right: str
-    ignore: str
+    example: str
+    ignore: str = "never."
     versions: str = "2.8 to 2.13"
     fix: FixKind = "none"
     language: Literal["python", "bash"] = "python"
@@ -96,12 +95,25 @@ class Rule:
 
     def __call__(self, check: Check | None) -> Rule:
         """Return it with its function, and register it."""
-        wrong, right = (text.strip("\n") + "\n" for text in (self.wrong, self.right))
-        made = replace(self, wrong=wrong, right=right, check=check)
+        made = replace(self, check=check)
         taken = {made.code, made.slug} & {name for old in _REGISTERED.values() for name in (old.code, old.slug)}
         assert not taken, taken
         _REGISTERED[made.code] = made
         return made
+
+    @property
+    def wrong(self) -> str:
+        """The example in which the rule finds something."""
+        return self._without("+")
+
+    @property
+    def right(self) -> str:
+        """The example as it should be."""
+        return self._without("-")
+
+    def _without(self, mark: str) -> str:
+        lines = (line for line in self.example.strip("\n").split("\n") if not line.startswith(mark))
+        return "".join(f"{line[1:] if line[:1] in {' ', '+', '-'} else line}\n" for line in lines)
 
 
 _REGISTERED: dict[str, Rule] = {}

@@ -1,19 +1,25 @@
-"""Comments that keep a finding quiet: ``# rankwise: ignore[RW101] reason``, and ``# noqa: RW101``."""
+"""What keeps a finding quiet: ``# rankwise: ignore[RW101] reason``, ``# noqa: RW101``, a baseline of old findings."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import io
 import itertools
+import json
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from rankwise._files import write_named
 from rankwise.diagnose.lint.analysis.launch_lines import LaunchPlace
 from rankwise.diagnose.lint.inputs import SourceFile
 from rankwise.diagnose.lint.record import Edit, Finding, Fix, Hit, Rule, registered
 from rankwise.diagnose.lint.settings import Settings, matches
+from rankwise.errors import ConfigError
 
 _OURS = re.compile(r"#\s*rankwise:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
 _NOQA = re.compile(r"#\s*noqa:\s*(?P<codes>[A-Za-z][\w, ]*)", re.IGNORECASE)
@@ -25,11 +31,12 @@ UNUSED = Rule(
     "RW901", "unused-suppression", "warning", "high",
     message="this comment suppresses nothing: {codes}",
     why="A comment that outlives its finding hides the next one.",
-    wrong="import torch  # rankwise: ignore[RW210] we have one process\n",
-    right="import torch\n",
+    example="-import torch  # rankwise: ignore[RW210] we have one process\n+import torch\n",
     ignore="Set report-unused = false in the configuration, while files move between versions of rankwise.",
     fix="safe",
 )(None)  # fmt: skip
+assert UNUSED in registered()
+_VERSION = 1  # of a baseline
 
 
 @dataclass(slots=True)
@@ -58,7 +65,7 @@ def apply_comments(
     for finding in findings:
         lines = range(finding.line, finding.end_line + 1)
         here = [comment for line in lines for comment in starts.get((line, finding.cell), [])] + everywhere
-        quiet = [comment for comment in here if _covers(comment, finding.rule)]
+        quiet = [each for each in here if not each.codes or any(matches(finding.rule, code) for code in each.codes)]
         for comment in quiet:
             comment.used |= {code for code in comment.codes if matches(finding.rule, code)} or {"*"}
         if not quiet:
@@ -66,10 +73,6 @@ def apply_comments(
     asked = settings.rules_for(source.path, rules)
     unused = _unused(source, comments, settings, rules, asked) if settings.report_unused and UNUSED in asked else ()
     return kept, list(unused)
-
-
-def _covers(comment: _Comment, found: Rule) -> bool:
-    return not comment.codes or any(matches(found, code) for code in comment.codes)
 
 
 def _unused(
@@ -156,4 +159,57 @@ def _is_comment(source: SourceFile, number: int) -> bool:
         return False
 
 
-assert UNUSED in registered()
+def fingerprint(finding: Finding) -> str:
+    """Return what identifies a finding while lines move: its file, code and the text of its line."""
+    text = "\0".join((Path(finding.file).as_posix(), finding.rule.code, " ".join(finding.source_line.split())))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_baseline(path: Path, findings: Iterable[Finding]) -> int:
+    """Write the findings into a file; return how many.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    counts: Counter[tuple[str, str, str]] = Counter(
+        (Path(found.file).as_posix(), found.rule.code, fingerprint(found)) for found in findings
+    )
+    entries = [
+        {"file": file, "code": code, "fingerprint": mark, "count": counts[file, code, mark]}
+        for file, code, mark in sorted(counts)
+    ]
+    try:
+        write_named(path, (json.dumps({"version": _VERSION, "findings": entries}, indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"the baseline {str(path)!r} cannot be written: {error.strerror}") from error
+    return sum(counts.values())
+
+
+def read_baseline(path: Path) -> Counter[str]:
+    """Read how often each fingerprint is known.
+
+    Raises:
+        ConfigError: there is no such file, or it is no baseline of this version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != _VERSION:
+            raise ConfigError(f"{path} is a baseline of version {content['version']}, wanted {_VERSION}: write it anew")
+        return Counter({entry["fingerprint"]: int(entry["count"]) for entry in content["findings"]})
+    except FileNotFoundError:
+        raise ConfigError(f"no baseline {str(path)!r}; `--write-baseline` makes it") from None
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is no baseline: {type(error).__name__}: {error}") from None
+
+
+def without_known(findings: Iterable[Finding], known: Counter[str]) -> list[Finding]:
+    """Return the findings that a baseline does not hold; of equal ones, those beyond its count."""
+    left = Counter(known)
+    kept = []
+    for finding in findings:
+        mark = fingerprint(finding)
+        if left[mark]:
+            left[mark] -= 1
+        else:
+            kept.append(finding)
+    return kept

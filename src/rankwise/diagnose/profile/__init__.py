@@ -1,6 +1,6 @@
 """Measure where the time of a step goes on each rank, and how throughput scales with the number of ranks."""
 
-from rankwise.diagnose.profile.analysis import profile_traces
+from rankwise.diagnose.profile.advice import profile_traces
 from rankwise.diagnose.profile.profile import Finding, Profile
 from rankwise.diagnose.profile.runs import profile_script, sweep_setting
 from rankwise.diagnose.profile.scaling import Scaling, measure_scaling

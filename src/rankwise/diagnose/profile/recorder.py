@@ -147,12 +147,6 @@ class Recorder:
         self._pulled.append((id(batches), _num_samples(batch)))
         return batch
 
-    def _hook_loaders(self) -> None:
-        """Mark the waits of rankwise's loaders that the script has imported by its first step."""
-        for module, owner, name in OWN_LOADERS:
-            if module in sys.modules:
-                around(getattr(sys.modules[module], owner), name, self._take)
-
     def _take(self, inner: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) -> Any:
         known = (_NAMES.get(kind.__name__) for kind in type(loader).__mro__)
         with self._wait(next(filter(None, known), type(loader).__name__)):
@@ -164,7 +158,10 @@ class Recorder:
     def _begin(self, optimizer: Any) -> None:
         if self._stepping is None:
             self._stepping = optimizer
-            self._hook_loaders()
+            # mark the waits of rankwise's loaders that the script has imported by its first step
+            for module, owner, name in OWN_LOADERS:
+                if module in sys.modules:
+                    around(getattr(sys.modules[module], owner), name, self._take)
         if self._profiler is not None:
             import torch
 

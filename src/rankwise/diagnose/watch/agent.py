@@ -17,8 +17,18 @@ import time
 from pathlib import Path
 
 from rankwise import vitals
-from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s, read_vitals, report, save
-from rankwise.diagnose.watch.registry import JOB, Entry, Registry, host_key
+from rankwise.diagnose.watch.evidence import (
+    JOB,
+    Entry,
+    Evidence,
+    Registry,
+    collect,
+    host_key,
+    idle_s,
+    read_vitals,
+    report,
+    save,
+)
 from rankwise.errors import ConfigError
 from rankwise.launch.failures.observation import is_frozen
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankwise import vitals
-from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s
-from rankwise.diagnose.watch.registry import JOB, Entry
+from rankwise.diagnose.watch.evidence import JOB, Entry, Evidence, collect, idle_s
 from rankwise.errors import ConfigError
 from rankwise.launch.local.sessions import parent_process, process_state
 from rankwise.vitals import Vital

@@ -143,7 +143,8 @@ def _inspect_local(jobs: Sequence[RunningJob], job_id: str, node: str, step: str
         node: Slurm's name of this node, because nodes may share a file system for their vitals.
         step: the step; "" = the only one.
     """
-    ours = [job for job in jobs if _of(job.variables, job_id, node)]
+    mine = [job for job in jobs if job.variables.get("SLURM_JOB_ID") == job_id]
+    ours = [job for job in mine if job.variables.get("SLURMD_NODENAME", node) == node]
     steps = {_step(job.variables): job for job in ours}
     if step:
         ours = [job for job in ours if _step(job.variables) == step]
@@ -160,10 +161,6 @@ def _inspect_local(jobs: Sequence[RunningJob], job_id: str, node: str, step: str
         return {"error": f"{why}; run rankwise watch PID on the node itself"}
     found = collect([entry for job in ours for entry in entries_of(job)])
     return {"steps": sorted({_step(job.variables) for job in ours}), "evidence": found.to_json()}
-
-
-def _of(variables: Mapping[str, str], job_id: str, node: str) -> bool:
-    return variables.get("SLURM_JOB_ID") == job_id and variables.get("SLURMD_NODENAME", node) == node
 
 
 def _step(variables: Mapping[str, str]) -> str:

@@ -15,10 +15,9 @@ from rankwise.errors import LaunchError
 from rankwise.launch.elastic.connection import Client
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.discovery import Discovery, StoppedWhileWaiting
-from rankwise.launch.elastic.hang import INQUIRY_KINDS, obey_inquiry
 from rankwise.launch.elastic.membership import Membership
-from rankwise.launch.elastic.nodes import Nodes, describe_node
-from rankwise.launch.elastic.token import derived_secret, read_token
+from rankwise.launch.elastic.nodes import Nodes, derived_secret, describe_node, read_token
+from rankwise.launch.elastic.server import INQUIRY_KINDS, obey_inquiry
 from rankwise.launch.failures.outcome import Outcome
 from rankwise.launch.failures.record import keep, keep_standstill
 from rankwise.launch.failures.verdict import Failure
@@ -81,7 +80,7 @@ class _Node:
         self._attempt: Attempt | None = None
         self._dead: list[str] = []  # hosts whose rendezvous is known to have ended
         self._run_id = ""
-        self._round = self._failures = self._last_size = self._quorum = self._num_attempts = 0
+        self._round = self._failures = self._last_size = self._quorum = 0
         self._interrupted: int | None = None
         self._text = ""  # the whole report of this node's last failure
         self._record: dict[str, Any] = {}  # its entry for the run directory
@@ -103,7 +102,7 @@ class _Node:
         except StoppedWhileWaiting as stop:
             if self._client is not None:
                 self._client.send({"kind": "bye"})
-            return Outcome(interrupted=stop.args[0], num_attempts=self._num_attempts)
+            return Outcome(interrupted=stop.args[0])
 
     def close(self) -> None:
         """Leave the run; if the rendezvous is here, let other nodes read their last message."""
@@ -258,7 +257,7 @@ class _Node:
             logs=logs,
             other_nodes=self,
         )
-        self._attempt, self._num_attempts = attempt, self._num_attempts + 1
+        self._attempt = attempt
         try:
             end = attempt.run()
         except LaunchError as error:
@@ -300,8 +299,7 @@ class _Node:
         line, code, failure = end["line"], end["exitcode"], None
         if code:
             failure = Failure(rank=end["rank"], headline=line, detail="", status=None, exitcode=code)
-        attempts = self._num_attempts
-        return Outcome(failure=failure, interrupted=end["signal"], again=end["again"], num_attempts=attempts, text=line)
+        return Outcome(failure=failure, interrupted=end["signal"], again=end["again"], text=line)
 
     def _after_loss(self, client: Client) -> Outcome | None:
         """Return how the run ends after the loss of the rendezvous, None if it may continue at another one."""
@@ -310,7 +308,7 @@ class _Node:
             self._console.log(what)
             return None
         if self._interrupted is not None:
-            return Outcome(interrupted=self._interrupted, num_attempts=self._num_attempts)
+            return Outcome(interrupted=self._interrupted)
         # a silent rendezvous may still be alive: look for it too, as it may accept this node again
         self._dead = [] if client.silent else [client.host]
         others = [host for host in self._nodes.rendezvous if host != client.host]
@@ -318,7 +316,7 @@ class _Node:
         if not others or self._failures > self._job.max_restarts:
             why = "--rdzv names no other host" if not others else "no restart is left (--max-restarts)"
             failure = Failure(rank=0, headline=what, detail="", status=None, exitcode=1)
-            return Outcome(failure=failure, num_attempts=self._num_attempts, text=f"{what}; {why}")
+            return Outcome(failure=failure, text=f"{what}; {why}")
         # a silent rendezvous may continue without this node: only a majority of the nodes may continue without it
         self._quorum = self._last_size // 2 + 1 if client.silent else 0
         self._console.log(

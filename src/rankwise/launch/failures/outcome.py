@@ -29,14 +29,12 @@ class Outcome:
         interrupted: the signal that stopped it from outside, None if none did.
         again: the ranks saved and ended because a signal or their time limit asked them to: the same command continues
             the run.
-        num_attempts: how often the ranks were started.
         text: the failure as printed, "" without one.
     """
 
     failure: Failure | None = None
     interrupted: int | None = None
     again: bool = False
-    num_attempts: int = 1
     text: str = ""
 
     @property

@@ -91,7 +91,7 @@ def _leave(value: Any, path: Path, rank: int, name: str) -> None:
     try:
         data = _dumps(value)
     except Exception as error:
-        from rankwise.launch.functions.contents import find_unsendable
+        from rankwise.launch.functions.pickled_call import find_unsendable
 
         place, guilty = find_unsendable(value, "", _dumps)
         where = f"{place.removeprefix('.')} of " if place else ""

@@ -72,8 +72,7 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
                 console.log("the ranks have saved and ended as requested: the same command resumes the run")
             from rankwise.launch.failures.outcome import Outcome
 
-            stopped = end.interrupted
-            return Outcome(failure=end.failure, interrupted=stopped, again=end.again, num_attempts=number, text=text)
+            return Outcome(failure=end.failure, interrupted=end.interrupted, again=end.again, text=text)
         log_text(console, text)
         if following is job:
             what = f"starting all ranks again, restart {failures} of {job.max_restarts}"

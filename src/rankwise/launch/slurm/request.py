@@ -9,7 +9,7 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
-from rankwise.launch.slurm.partition import Partition
+from rankwise.launch.slurm.queue import Partition
 from rankwise.launch.slurm.requeue import MAX_REQUEUES
 
 _WARN_S = 120.0  # warn at most so long before the time limit

@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.errors import ConfigError
 from rankwise.world.collectives.channel import Channel
 from rankwise.world.collectives.handshake import INLINE, Call, Contribution, Frame, call_place, exchange
-from rankwise.world.collectives.transfer import broadcast_bytes, gather_bytes, gather_raw
+from rankwise.world.collectives.objects import broadcast_bytes, gather_bytes, gather_raw
 from rankwise.world.collectives.tree import Leaf, describe, flatten, rebuild
 from rankwise.world.collectives.wire import bytes_of, flat_of, from_bytes, value_of
 

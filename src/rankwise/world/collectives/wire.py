@@ -160,14 +160,10 @@ def decode(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> Any:
     if op in ("min", "max"):
         return value_of(_decode_order(flat, leaf.dtype, op), leaf)
     if leaf.kind == "int" or (leaf.kind == "bool" and op == "mean"):
-        return _whole(flat, leaf, op, world_size)
+        parts = flat.tolist()
+        return whole(parts[0] if leaf.kind == "bool" else parts[0] * _LOW + parts[1], leaf, op, world_size)
     values = _decode_sum(flat, leaf.dtype)
     return value_of(values / world_size if op == "mean" else values, leaf)
-
-
-def _whole(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> int | float:
-    parts = flat.tolist()
-    return whole(parts[0] if leaf.kind == "bool" else parts[0] * _LOW + parts[1], leaf, op, world_size)
 
 
 def whole(total: int, leaf: Leaf, op: str, world_size: int) -> int | float:

@@ -19,28 +19,18 @@ _TOKENS = re.compile(r"token|vocab|ignore_index|input_ids|\bids\b|\.view\(-1|\.r
     message="a mean over tokens is returned as a bare scalar: return (sum of the losses, number of tokens)",
     why="A scalar is taken as the mean over this rank's *samples*. Ranks have different numbers of tokens, and a mean of means is "
     "not the mean: the gradient depends on the number of ranks.",
-    wrong="""
-import rankwise
-from torch.nn.functional import cross_entropy
+    example="""
+ import rankwise
+ from torch.nn.functional import cross_entropy
 
-def step(model, batch):
-    logits = model(batch["tokens"])
-    return cross_entropy(logits.view(-1, 256), batch["next"].view(-1), ignore_index=0)
+ def step(model, batch):
+     logits = model(batch["tokens"])
+-    return cross_entropy(logits.view(-1, 256), batch["next"].view(-1), ignore_index=0)
++    total = cross_entropy(logits.view(-1, 256), batch["next"].view(-1), ignore_index=0, reduction="sum")
++    return total, (batch["next"] != 0).sum()
 
-def main(model, optimizer):
-    return rankwise.Trainer(model, optimizer, step)
-""",
-    right="""
-import rankwise
-from torch.nn.functional import cross_entropy
-
-def step(model, batch):
-    logits = model(batch["tokens"])
-    total = cross_entropy(logits.view(-1, 256), batch["next"].view(-1), ignore_index=0, reduction="sum")
-    return total, (batch["next"] != 0).sum()
-
-def main(model, optimizer):
-    return rankwise.Trainer(model, optimizer, step)
+ def main(model, optimizer):
+     return rankwise.Trainer(model, optimizer, step)
 """,
     ignore="every sample has the same number of tokens, and every rank the same number of samples.",
 )  # fmt: skip
@@ -67,26 +57,17 @@ _LOADERS = ("SampleLoader", "DatasetLoader", "Pipeline", "OrderedLoader")
     message="the loader's position is saved, but no step is marked done: after a restart it begins the epoch anew",
     why="A position counts what was trained, not what was read. loader.mark_done(batch.resume) after optimizer.step() moves it; "
     "Trainer does so by itself.",
-    wrong="""
-import rankwise
-from rankwise.data.samples import SampleLoader
+    example="""
+ import rankwise
+ from rankwise.data.samples import SampleLoader
 
-def train(world, source, order, take_step, checkpoints):
-    loader = SampleLoader(source, order=order)
-    for index, batches in enumerate(loader):
-        take_step(batches)
-        checkpoints.save(index, {"order": loader.state_dict()})
-""",
-    right="""
-import rankwise
-from rankwise.data.samples import SampleLoader
-
-def train(world, source, order, take_step, checkpoints):
-    loader = SampleLoader(source, order=order)
-    for index, batches in enumerate(loader):
-        report = take_step(batches)
-        loader.mark_done(report.resume)
-        checkpoints.save(index, {"order": loader.state_dict()})
+ def train(world, source, order, take_step, checkpoints):
+     loader = SampleLoader(source, order=order)
+     for index, batches in enumerate(loader):
+-        take_step(batches)
++        report = take_step(batches)
++        loader.mark_done(report.resume)
+         checkpoints.save(index, {"order": loader.state_dict()})
 """,
     ignore="a function of another file marks it.",
 )  # fmt: skip
@@ -129,22 +110,15 @@ _EVERYONE = {
     "RW703", "collective-under-is-main", "error", "high",
     message="{name} is for every rank, and runs on the main rank only: the others go on without it",
     why="All ranks must make the call; rankwise raises on every rank that finds another one at its place.",
-    wrong="""
-import rankwise
+    example="""
+ import rankwise
 
-with rankwise.bind() as world:
-    if world.is_main:
-        total = world.all_reduce(1)
+ with rankwise.bind() as world:
++    total = world.all_reduce(1)
+     if world.is_main:
+-        total = world.all_reduce(1)
++        print(total)
 """,
-    right="""
-import rankwise
-
-with rankwise.bind() as world:
-    total = world.all_reduce(1)
-    if world.is_main:
-        print(total)
-""",
-    ignore="never.",
 )  # fmt: skip
 def collective_under_is_main(module: Module) -> Iterator[Hit]:
     """A collective of a World, a reduction, an evaluation, fit or save under `if world.is_main`."""

@@ -85,22 +85,15 @@ def _wraps_only(module: Module) -> bool:
     message="every rank reads the whole data set: this loader has no DistributedSampler",
     why="DDP does not split data. Without a sampler each rank goes through all samples: with equal seeds all ranks compute "
     "the same gradient, with different ones an epoch is world_size times as long.",
-    wrong=HEAD + """
-def train(dataset, model, criterion, optimizer):
-    model = DDP(model)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
-    for x, y in loader:
-        criterion(model(x), y).backward()
-        optimizer.step()
-""",
-    right=HEAD + """
-def train(dataset, model, criterion, optimizer):
-    model = DDP(model)
-    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
-    for x, y in loader:
-        criterion(model(x), y).backward()
-        optimizer.step()
+    example=HEAD + """
+ def train(dataset, model, criterion, optimizer):
+     model = DDP(model)
+-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
++    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
++    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+     for x, y in loader:
+         criterion(model(x), y).backward()
+         optimizer.step()
 """,
     ignore="the data set itself holds only this rank's part.",
 )  # fmt: skip
@@ -176,17 +169,12 @@ _MODES = re.compile(r"dist|ddp|sampler|world|rank|gpu|multi|parallel", re.IGNORE
     "RW102", "sampler-and-shuffle", "error", "high",
     message="shuffle=True beside a sampler: DataLoader raises ValueError",
     why="The sampler decides the order; DataLoader refuses both. DistributedSampler shuffles by itself.",
-    wrong=HEAD + """
-def make_loader(dataset):
-    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
-    return torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True, sampler=sampler)
+    example=HEAD + """
+ def make_loader(dataset):
+     sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+-    return torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True, sampler=sampler)
++    return torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
 """,
-    right=HEAD + """
-def make_loader(dataset):
-    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
-    return torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
-""",
-    ignore="never.",
     fix="safe",
 )  # fmt: skip
 def sampler_and_shuffle(module: Module) -> Iterator[Hit]:
@@ -208,16 +196,12 @@ def sampler_and_shuffle(module: Module) -> Iterator[Hit]:
     "RW108", "global-batch-per-rank", "warning", "medium",
     message="{text} is the batch of all ranks, and each rank loads it whole: divide it by the world size",
     why="batch_size of a DataLoader is per rank. The optimizer then sees world_size times the batch that the name says.",
-    wrong=HEAD + """
-def make_loader(net, dataset, sampler, global_batch_size):
-    model = DDP(net)
-    return model, torch.utils.data.DataLoader(dataset, batch_size=global_batch_size, sampler=sampler)
-""",
-    right=HEAD + """
-def make_loader(net, dataset, sampler, global_batch_size):
-    model = DDP(net)
-    share = global_batch_size // dist.get_world_size()
-    return model, torch.utils.data.DataLoader(dataset, batch_size=share, sampler=sampler)
+    example=HEAD + """
+ def make_loader(net, dataset, sampler, global_batch_size):
+     model = DDP(net)
+-    return model, torch.utils.data.DataLoader(dataset, batch_size=global_batch_size, sampler=sampler)
++    share = global_batch_size // dist.get_world_size()
++    return model, torch.utils.data.DataLoader(dataset, batch_size=share, sampler=sampler)
 """,
     ignore="it was divided before it came here.",
 )  # fmt: skip

@@ -65,24 +65,15 @@ def _shuffles(module: Module, node: ast.expr | None, scope: Scope) -> bool:
     "RW103", "missing-set-epoch", "warning", "high",
     message="the sampler is never told the epoch: every epoch has the same order",
     why="DistributedSampler shuffles by (seed, epoch); without set_epoch(epoch) the epoch stays 0, and so does the order.",
-    wrong="from torch.utils.data.distributed import DistributedSampler\n" + HEAD + """
-def train(dataset, model, criterion, optimizer):
-    sampler = DistributedSampler(dataset)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
-    for epoch in range(10):
-        for x, y in loader:
-            criterion(model(x), y).backward()
-            optimizer.step()
-""",
-    right="from torch.utils.data.distributed import DistributedSampler\n" + HEAD + """
-def train(dataset, model, criterion, optimizer):
-    sampler = DistributedSampler(dataset)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
-    for epoch in range(10):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            criterion(model(x), y).backward()
-            optimizer.step()
+    example="from torch.utils.data.distributed import DistributedSampler\n" + HEAD + """
+ def train(dataset, model, criterion, optimizer):
+     sampler = DistributedSampler(dataset)
+     loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+     for epoch in range(10):
++        sampler.set_epoch(epoch)
+         for x, y in loader:
+             criterion(model(x), y).backward()
+             optimizer.step()
 """,
     ignore="there is one epoch only, or the same order is wanted.",
     fix="safe",

@@ -23,35 +23,24 @@ _COUNTS = re.compile(r"correct|right|good|hits?$|acc|num_|tot|err|loss|dice|iou|
     message="{what} is that of this rank's share of the data, and is taken for that of all",
     why="Each rank evaluates its own part. What one of them prints, or decides by, depends on the number of ranks and leaves most "
     "of the data out. Add up sums and counts over the ranks first; Lightning's log takes sync_dist=True.",
-    wrong="""
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
+    example="""
+ import torch
+ import torch.distributed as dist
+ from torch.utils.data import DataLoader
+ from torch.utils.data.distributed import DistributedSampler
 
-def evaluate(model, held_out):
-    loader = DataLoader(held_out, sampler=DistributedSampler(held_out, shuffle=False))
-    correct = seen = 0
-    with torch.no_grad():
-        for x, y in loader:
-            correct += (model(x).argmax(1) == y).sum().item()
-            seen += len(y)
-    return correct / seen
-""",
-    right="""
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
-
-def evaluate(model, held_out):
-    loader = DataLoader(held_out, sampler=DistributedSampler(held_out, shuffle=False))
-    counts = torch.zeros(2)
-    with torch.no_grad():
-        for x, y in loader:
-            counts += torch.tensor([(model(x).argmax(1) == y).sum(), len(y)])
-    dist.all_reduce(counts)
-    return counts[0] / counts[1]
+ def evaluate(model, held_out):
+     loader = DataLoader(held_out, sampler=DistributedSampler(held_out, shuffle=False))
+-    correct = seen = 0
++    counts = torch.zeros(2)
+     with torch.no_grad():
+         for x, y in loader:
+-            correct += (model(x).argmax(1) == y).sum().item()
+-            seen += len(y)
+-    return correct / seen
++            counts += torch.tensor([(model(x).argmax(1) == y).sum(), len(y)])
++    dist.all_reduce(counts)
++    return counts[0] / counts[1]
 """,
     ignore="a rough number is enough, or what calls this adds the shares up.",
 )  # fmt: skip

@@ -41,18 +41,13 @@ _SHARES = re.compile(
     message="each rank draws a split of its own: samples held out on one rank are trained on by another",
     why="random_split without a generator uses the process's global generator, which differs between ranks unless all "
     "were seeded alike before.",
-    wrong=HEAD + """
-def main(dataset):
-    dist.init_process_group("nccl")
-    train, val = torch.utils.data.random_split(dataset, [900, 100])
-    return train, val
-""",
-    right=HEAD + """
-def main(dataset):
-    dist.init_process_group("nccl")
-    generator = torch.Generator().manual_seed(0)
-    train, val = torch.utils.data.random_split(dataset, [900, 100], generator=generator)
-    return train, val
+    example=HEAD + """
+ def main(dataset):
+     dist.init_process_group("nccl")
+-    train, val = torch.utils.data.random_split(dataset, [900, 100])
++    generator = torch.Generator().manual_seed(0)
++    train, val = torch.utils.data.random_split(dataset, [900, 100], generator=generator)
+     return train, val
 """,
     ignore="the ranks were seeded alike by something that this file does not show.",
 )  # fmt: skip
@@ -95,29 +90,18 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
     "RW106", "iterable-unsharded", "warning", "medium",
     message="{name} yields the same samples on every rank: an IterableDataset has no sampler",
     why="DataLoader cannot split a stream. The data set itself must leave out what belongs to other ranks (and workers).",
-    wrong=HEAD + """
-class Lines(torch.utils.data.IterableDataset):
-    def __init__(self, path):
-        self.path = path
+    example="+import itertools\n" + HEAD + """
+ class Lines(torch.utils.data.IterableDataset):
+     def __init__(self, path):
+         self.path = path
 
-    def __iter__(self):
-        yield from open(self.path)
+     def __iter__(self):
+-        yield from open(self.path)
++        yield from itertools.islice(open(self.path), dist.get_rank(), None, dist.get_world_size())
 
-def main(net, path):
-    model = DDP(net)
-    return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
-""",
-    right="import itertools\n" + HEAD + """
-class Lines(torch.utils.data.IterableDataset):
-    def __init__(self, path):
-        self.path = path
-
-    def __iter__(self):
-        yield from itertools.islice(open(self.path), dist.get_rank(), None, dist.get_world_size())
-
-def main(net, path):
-    model = DDP(net)
-    return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
+ def main(net, path):
+     model = DDP(net)
+     return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
 """,
     ignore="the files that are given to it are this rank's own.",
 )  # fmt: skip
@@ -142,21 +126,15 @@ def iterable_unsharded(module: Module) -> Iterator[Hit]:
     "RW107", "local-rank-shard", "warning", "medium",
     message="data are shared out by the rank on the node ({text}): every node reads the same",
     why="The local rank starts from 0 on each node. Shares need the global rank.",
-    wrong="""
-import os
+    example="""
+ import os
 
-def my_files(files):
-    local_rank = int(os.environ["LOCAL_RANK"])
-    world_size = int(os.environ["WORLD_SIZE"])
-    return files[local_rank::world_size]
-""",
-    right="""
-import os
-
-def my_files(files):
-    rank = int(os.environ["RANK"])
-    world_size = int(os.environ["WORLD_SIZE"])
-    return files[rank::world_size]
+ def my_files(files):
+-    local_rank = int(os.environ["LOCAL_RANK"])
++    rank = int(os.environ["RANK"])
+     world_size = int(os.environ["WORLD_SIZE"])
+-    return files[local_rank::world_size]
++    return files[rank::world_size]
 """,
     ignore="each node has data of its own on its disk.",
 )  # fmt: skip
@@ -223,16 +201,12 @@ def _is_local_share(module: Module, index: ast.expr, size: ast.expr, scope: Scop
     "RW109", "workers-per-rank", "warning", "medium",
     message="each rank starts a loader worker for every core of the machine: divide by the ranks on it",
     why="Eight ranks on 64 cores start 512 workers, which fight for the cores and fill the memory.",
-    wrong="import os\n" + HEAD + """
-def make_loader(net, dataset, sampler):
-    model = DDP(net)
-    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=os.cpu_count())
-""",
-    right="import os\n" + HEAD + """
-def make_loader(net, dataset, sampler):
-    model = DDP(net)
-    workers = os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=workers)
+    example="import os\n" + HEAD + """
+ def make_loader(net, dataset, sampler):
+     model = DDP(net)
+-    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=os.cpu_count())
++    workers = os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
++    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=workers)
 """,
     ignore="there is one rank per machine.",
 )  # fmt: skip
@@ -272,18 +246,13 @@ _ACCELERATED = "import torch\nfrom accelerate import Accelerator\n"
     message="{name} has a DistributedSampler, and {text} shards it once more: each rank reads a share of its share",
     why="Accelerate takes a loader for one that reads all samples, and gives each rank every world_size-th of its batches, "
     "whatever its sampler is. Of N samples an epoch then shows N / world_size. Leave the sampler out.",
-    wrong=_ACCELERATED + """
-def main(dataset, model, optimizer):
-    accelerator = Accelerator()
-    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
-    return accelerator.prepare(model, optimizer, loader)
-""",
-    right=_ACCELERATED + """
-def main(dataset, model, optimizer):
-    accelerator = Accelerator()
-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
-    return accelerator.prepare(model, optimizer, loader)
+    example=_ACCELERATED + """
+ def main(dataset, model, optimizer):
+     accelerator = Accelerator()
+-    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
++    loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
+     return accelerator.prepare(model, optimizer, loader)
 """,
     ignore="DataLoaderConfiguration says that loaders are sharded already.",
     versions="Accelerate 0.1 to 1.15",
@@ -305,15 +274,12 @@ def sharded_twice(module: Module) -> Iterator[Hit]:
     "RW110", "eval-padding", "info", "medium",
     message="DistributedSampler repeats samples so that all ranks have as many: the evaluation counts them twice",
     why="The set is padded to a multiple of the world size. Numbers depend on the number of ranks.",
-    wrong=HEAD + """
-def make_loader(val_set):
-    sampler = torch.utils.data.distributed.DistributedSampler(val_set, shuffle=False)
-    return torch.utils.data.DataLoader(val_set, sampler=sampler)
-""",
-    right=HEAD + """
-def make_loader(val_set):
-    mine = torch.utils.data.Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
-    return torch.utils.data.DataLoader(mine)
+    example=HEAD + """
+ def make_loader(val_set):
+-    sampler = torch.utils.data.distributed.DistributedSampler(val_set, shuffle=False)
+-    return torch.utils.data.DataLoader(val_set, sampler=sampler)
++    mine = torch.utils.data.Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
++    return torch.utils.data.DataLoader(mine)
 """,
     ignore="the size is a multiple of the world size, or a rough number is enough.",
 )  # fmt: skip
@@ -329,15 +295,11 @@ def eval_padding(module: Module) -> Iterator[Hit]:
     "RW111", "same-seed-everywhere", "info", "medium",
     message="all ranks draw the same random numbers: dropout and augmentation are equal on all of them",
     why="DDP makes the parameters equal by itself. Add the rank to the seed once the model is built.",
-    wrong=HEAD + """
-def main(net):
-    torch.manual_seed(0)
-    return DDP(net)
-""",
-    right=HEAD + """
-def main(net):
-    torch.manual_seed(dist.get_rank())
-    return DDP(net)
+    example=HEAD + """
+ def main(net):
+-    torch.manual_seed(0)
++    torch.manual_seed(dist.get_rank())
+     return DDP(net)
 """,
     ignore="nothing random happens after the model is built.",
 )  # fmt: skip
@@ -352,15 +314,11 @@ def same_seed_everywhere(module: Module) -> Iterator[Hit]:
     "RW112", "nonblocking-unpinned", "info", "medium",
     message="non_blocking=True copies no faster from memory that is not pinned: pin_memory=True in the DataLoader",
     why="Only a copy from pinned memory overlaps with the GPU's work.",
-    wrong=HEAD + """
-def train(model, dataset, device):
-    for x in torch.utils.data.DataLoader(dataset):
-        model(x.to(device, non_blocking=True)).sum().backward()
-""",
-    right=HEAD + """
-def train(model, dataset, device):
-    for x in torch.utils.data.DataLoader(dataset, pin_memory=True):
-        model(x.to(device, non_blocking=True)).sum().backward()
+    example=HEAD + """
+ def train(model, dataset, device):
+-    for x in torch.utils.data.DataLoader(dataset):
++    for x in torch.utils.data.DataLoader(dataset, pin_memory=True):
+         model(x.to(device, non_blocking=True)).sum().backward()
 """,
     ignore="the tensors are pinned elsewhere.",
 )  # fmt: skip

@@ -33,19 +33,13 @@ _OLD_API = {
     message="torchrun passes no --local_rank: read LOCAL_RANK from the environment",
     why="Only the deprecated torch.distributed.launch passed the option. Under torchrun it keeps its default on every rank, and "
     "all of them take the same GPU.",
-    wrong="import argparse\n" + HEAD + """
-parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, default=0)
-args = parser.parse_args()
-torch.cuda.set_device(args.local_rank)
-torch.distributed.init_process_group("nccl")
-""",
-    right="import argparse\nimport os\n" + HEAD + """
-parser = argparse.ArgumentParser()
-parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
-args = parser.parse_args()
-torch.cuda.set_device(args.local_rank)
-torch.distributed.init_process_group("nccl")
+    example="import argparse\n+import os\n" + HEAD + """
+ parser = argparse.ArgumentParser()
+-parser.add_argument("--local_rank", type=int, default=0)
++parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
+ args = parser.parse_args()
+ torch.cuda.set_device(args.local_rank)
+ torch.distributed.init_process_group("nccl")
 """,
     ignore="the launcher passes the option (DeepSpeed does).",
 )  # fmt: skip
@@ -109,8 +103,7 @@ def _other_backend(text: str) -> str | None:
     "RW605", "deprecated-dist-api", "warning", "high",
     message="{old} is deprecated or gone: {new}",
     why="torch.distributed.launch warns, and sets no LOCAL_RANK option for new scripts; the others were removed or renamed.",
-    wrong="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
-    right="torchrun --nproc-per-node=8 train.py\n",
+    example="-python -m torch.distributed.launch --nproc_per_node=8 train.py\n+torchrun --nproc-per-node=8 train.py\n",
     ignore="old versions of PyTorch have to be supported.",
     language="bash",
     lines=_old_launcher_in_lines,
@@ -144,8 +137,8 @@ _ARCHIVED = {
     "RW216", "deprecated-library", "warning", "high",
     message="{name} is no longer kept up: {instead} does this in PyTorch",
     why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
-    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
-    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    example="-from apex.parallel import DistributedDataParallel as DDP\n"
+    "+from torch.nn.parallel import DistributedDataParallel as DDP\n\n def prepare(net):\n     return DDP(net)\n",
     ignore="an old release of PyTorch has to be supported.",
 )  # fmt: skip
 def deprecated_library(module: Module) -> Iterator[Hit]:

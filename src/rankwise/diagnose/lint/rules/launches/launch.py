@@ -49,9 +49,8 @@ def _shown_port(file: LaunchFile, text: str) -> tuple[str, LaunchPlace | None]:
     "RW601", "invalid-port", "error", "high",
     message="there is no port {port}: ports go to 65535",
     why="The rendezvous cannot listen on it; the job fails when it starts.",
-    wrong=_HEAD + '\nos.environ["MASTER_PORT"] = "80000"\ndist.init_process_group("nccl")\n',
-    right=_HEAD + '\nos.environ["MASTER_PORT"] = "29500"\ndist.init_process_group("nccl")\n',
-    ignore="never.",
+    example=_HEAD + '\n-os.environ["MASTER_PORT"] = "80000"\n+os.environ["MASTER_PORT"] = "29500"\n'
+    ' dist.init_process_group("nccl")\n',
     lines=_ports_in_lines,
 )  # fmt: skip
 def invalid_port(module: Module) -> Iterator[Hit]:
@@ -89,8 +88,8 @@ def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | N
     message="{text}",
     why="A name that nothing reads does nothing, silently. NCCL_TIMEOUT is the classic: the time limit of collectives is the "
     "argument timeout= of init_process_group. Names that begin with NCCL_ and were torch's are TORCH_NCCL_ now.",
-    wrong=_HEAD + '\nos.environ["NCCL_BLOCKING_WAIT"] = "1"\ndist.init_process_group("nccl")\n',
-    right=_HEAD + '\nos.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"\ndist.init_process_group("nccl")\n',
+    example=_HEAD + '\n-os.environ["NCCL_BLOCKING_WAIT"] = "1"\n+os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"\n'
+    ' dist.init_process_group("nccl")\n',
     ignore="a plugin of NCCL reads it.",
     fix="safe",
     lines=_variables_in_lines,
@@ -136,8 +135,7 @@ def _tuning_in_lines(file: LaunchFile) -> Iterator[Hit]:
     "RW603", "nccl-tuning-left-in", "info", "medium",
     message="{name} was set for one machine or one bug: is it still needed?",
     why="NCCL chooses by the hardware that it finds. Switches that were left in cost bandwidth elsewhere.",
-    wrong=_HEAD + '\nos.environ["NCCL_P2P_DISABLE"] = "1"\n',
-    right=_HEAD + '\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+    example=_HEAD + '\n-os.environ["NCCL_P2P_DISABLE"] = "1"\n+os.environ["OMP_NUM_THREADS"] = "1"\n',
     ignore="this machine needs it, and a comment says why.",
     lines=_tuning_in_lines,
 )  # fmt: skip
@@ -152,8 +150,8 @@ def nccl_tuning_left_in(module: Module) -> Iterator[Hit]:
     "RW606", "env-without-default", "info", "medium",
     message="without a launcher {name} is not set: KeyError under plain `python`",
     why="A script that also runs as `python train.py` can be debugged. One process is rank 0 of 1.",
-    wrong=_HEAD + '\nlocal_rank = int(os.environ["LOCAL_RANK"])\n',
-    right=_HEAD + '\nlocal_rank = int(os.environ.get("LOCAL_RANK", 0))\n',
+    example=_HEAD + '\n-local_rank = int(os.environ["LOCAL_RANK"])\n'
+    '+local_rank = int(os.environ.get("LOCAL_RANK", 0))\n',
     ignore="the script is never started without a launcher.",
     fix="safe",
 )  # fmt: skip
@@ -173,8 +171,7 @@ def env_without_default(module: Module) -> Iterator[Hit]:
     "RW607", "hardcoded-rendezvous", "info", "medium",
     message="the rendezvous is fixed in the script: {name}",
     why="Two jobs on one machine collide, and the script runs on this machine only. Launchers set it.",
-    wrong=_HEAD + '\nos.environ["MASTER_ADDR"] = "localhost"\n',
-    right=_HEAD + '\nos.environ.setdefault("MASTER_ADDR", "localhost")\n',
+    example=_HEAD + '\n-os.environ["MASTER_ADDR"] = "localhost"\n+os.environ.setdefault("MASTER_ADDR", "localhost")\n',
     ignore="the script starts its ranks itself.",
 )  # fmt: skip
 def hardcoded_rendezvous(module: Module) -> Iterator[Hit]:
@@ -192,8 +189,7 @@ def hardcoded_rendezvous(module: Module) -> Iterator[Hit]:
     "RW608", "visible-devices-in-script", "info", "medium",
     message="CUDA_VISIBLE_DEVICES is set in the script: launchers and schedulers choose the GPUs",
     why="It hides GPUs that the scheduler gave, works only before CUDA is initialised, and dates from nn.DataParallel.",
-    wrong=_HEAD + '\nos.environ["CUDA_VISIBLE_DEVICES"] = "0,1"\n',
-    right=_HEAD + '\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+    example=_HEAD + '\n-os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"\n+os.environ["OMP_NUM_THREADS"] = "1"\n',
     ignore="it is a notebook on a machine of your own.",
 )  # fmt: skip
 def visible_devices_in_script(module: Module) -> Iterator[Hit]:
@@ -207,8 +203,7 @@ def visible_devices_in_script(module: Module) -> Iterator[Hit]:
     "RW609", "missing-destroy", "info", "medium",
     message="the process group is never destroyed: NCCL warns at exit",
     why="Threads of the group outlive the work, and some versions hang at exit.",
-    wrong=_HEAD + '\ndist.init_process_group("nccl")\n',
-    right=_HEAD + '\ndist.init_process_group("nccl")\ndist.destroy_process_group()\n',
+    example=_HEAD + '\n dist.init_process_group("nccl")\n+dist.destroy_process_group()\n',
     ignore="another file does it.",
 )  # fmt: skip
 def missing_destroy(module: Module) -> Iterator[Hit]:
@@ -222,8 +217,8 @@ def missing_destroy(module: Module) -> Iterator[Hit]:
     "RW610", "node-rank-guess", "info", "medium",
     message="the node is guessed from the rank and the number of GPUs here: GROUP_RANK says it",
     why="Nodes may have different numbers of GPUs or ranks.",
-    wrong=_HEAD + "\nnode = dist.get_rank() // torch.cuda.device_count()\n",
-    right=_HEAD + '\nnode = int(os.environ.get("GROUP_RANK", 0))\n',
+    example=_HEAD + "\n-node = dist.get_rank() // torch.cuda.device_count()\n"
+    '+node = int(os.environ.get("GROUP_RANK", 0))\n',
     ignore="all nodes are equal.",
 )  # fmt: skip
 def node_rank_guess(module: Module) -> Iterator[Hit]:
@@ -252,11 +247,8 @@ Rule(
     "RW612", "launch-twice", "error", "medium",
     message="srun starts {name} {number} times on each node, and each of them starts ranks: one task per node",
     why="torchrun starts the ranks of a node itself. With several tasks per node several launchers fight for one port and GPU.",
-    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 4 "
-    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
-    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 4 "
-    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
-    ignore="never.",
+    example=" #!/bin/bash\n #SBATCH --nodes=2\n-#SBATCH --ntasks-per-node=4\n+#SBATCH --ntasks-per-node=1\n"
+    " srun torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
     language="bash",
     lines=_twice_in_lines,
 )(None)  # fmt: skip

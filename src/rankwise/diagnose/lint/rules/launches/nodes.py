@@ -59,11 +59,9 @@ Rule(
     message="srun hands this on to all {of}, and each of them takes {what} {text} as it stands here: all are the same",
     why="The shell of the batch script replaces variables before srun starts anything, and there SLURM_NODEID and SLURM_PROCID "
     "are 0. Use the c10d rendezvous, which needs no node rank, or let a shell on each node, or the script, read them.",
-    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 "
-    "--node-rank $SLURM_NODEID --master-addr $HEAD train.py\n",
-    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun bash -c 'torchrun --nnodes 2 "
-    "--nproc-per-node 8 --node-rank $SLURM_NODEID --master-addr $HEAD train.py'\n",
-    ignore="never.",
+    example=" #!/bin/bash\n #SBATCH --nodes=2\n #SBATCH --ntasks-per-node=1\n"
+    "-srun torchrun --nnodes 2 --nproc-per-node 8 --node-rank $SLURM_NODEID --master-addr $HEAD train.py\n"
+    "+srun bash -c 'torchrun --nnodes 2 --nproc-per-node 8 --node-rank $SLURM_NODEID --master-addr $HEAD train.py'\n",
     language="bash",
     lines=_node_ranks_in_lines,
 )(None)  # fmt: skip
@@ -106,8 +104,8 @@ def _is_given_nodes(file: LaunchFile, command: Command) -> bool:
     "RW618", "loopback-for-nodes", "error", "medium",
     message="{text} is this machine itself: on the other nodes nobody listens there, and they never meet",
     why="The address of the rendezvous has to be one that all nodes can reach: the name of the first node.",
-    wrong="torchrun --nnodes 2 --nproc-per-node 8 --node-rank $1 --master-addr localhost train.py\n",
-    right="torchrun --nnodes 2 --nproc-per-node 8 --node-rank $1 --master-addr $HEAD train.py\n",
+    example="-torchrun --nnodes 2 --nproc-per-node 8 --node-rank $1 --master-addr localhost train.py\n"
+    "+torchrun --nnodes 2 --nproc-per-node 8 --node-rank $1 --master-addr $HEAD train.py\n",
     ignore="both launchers run on one machine, as a test.",
     language="bash",
     lines=_loopback_in_lines,
@@ -163,10 +161,9 @@ Rule(
     message="{what} runs on the first of its {number} nodes only: start the launcher on each of them by srun",
     why="Slurm gives a job all its nodes and runs the script on the first one. The launcher there waits for the others, which "
     "nobody starts, until the rendezvous gives up.",
-    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\ntorchrun --nnodes 2 --nproc-per-node 8 "
-    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
-    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 8 "
-    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    example=" #!/bin/bash\n #SBATCH --nodes=2\n #SBATCH --ntasks-per-node=1\n"
+    "-torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n"
+    "+srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
     ignore="another script runs this one on each node.",
     language="bash",
     lines=_first_node_in_lines,
@@ -209,8 +206,8 @@ Rule(
     "RW613", "no-rendezvous", "error", "medium",
     message="{number} nodes and no address where they meet: give --nnodes, and --rdzv-endpoint host:port",
     why="Without an address every node waits for the others on itself; without --nnodes each trains alone.",
-    wrong="torchrun --nnodes 2 --nproc-per-node 8 train.py\n",
-    right="torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py\n",
+    example="-torchrun --nnodes 2 --nproc-per-node 8 train.py\n"
+    "+torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py\n",
     ignore="PET_ variables or a wrapper give it.",
     language="bash",
     lines=_alone_in_lines,

@@ -28,19 +28,14 @@ from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
     message="every rank writes this file: save on one rank only",
     why="Ranks write the same path at the same time. The file may be torn, and a shared file system gets world_size times the "
     "load.",
-    wrong=HEAD + """
-def main(net, path):
-    dist.init_process_group("nccl")
-    model = DDP(net)
-    torch.save(model.module.state_dict(), path)
-""",
-    right=HEAD + """
-def main(net, path):
-    dist.init_process_group("nccl")
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    dist.barrier()
+    example=HEAD + """
+ def main(net, path):
+     dist.init_process_group("nccl")
+     model = DDP(net)
+-    torch.save(model.module.state_dict(), path)
++    if dist.get_rank() == 0:
++        torch.save(model.module.state_dict(), path)
++    dist.barrier()
 """,
     ignore="each rank saves something of its own under a path of its own.",
 )  # fmt: skip
@@ -85,19 +80,13 @@ def _overridden(module: Module) -> Iterator[Call]:
     message="torch.save of the model {name} itself pickles its classes, and DDP where it is wrapped: save its state_dict",
     why="The file loads only where the same classes, a process group and the same code exist; torch.load refuses it by default "
     "since 2.6 (weights_only).",
-    wrong=HEAD + """
-def save(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model, path)
+    example=HEAD + """
+ def save(net, path):
+     model = DDP(net)
+     if dist.get_rank() == 0:
+-        torch.save(model, path)
++        torch.save(model.module.state_dict(), path)
 """,
-    right=HEAD + """
-def save(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-""",
-    ignore="never.",
 )  # fmt: skip
 def save_whole_module(module: Module) -> Iterator[Hit]:
     """torch.save(model) of what DDP returned or holds, or of another module of a file that uses several GPUs."""
@@ -125,17 +114,12 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
     "RW503", "save-wrapped-state", "warning", "medium",
     message="the keys of {name}.state_dict() begin with 'module.': a model that is not wrapped cannot load them",
     why="DDP, as DataParallel, is a module around the model. Save model.module.state_dict(), which loads with and without the wrap.",
-    wrong=HEAD + """
-def save(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.state_dict(), path)
-""",
-    right=HEAD + """
-def save(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
+    example=HEAD + """
+ def save(net, path):
+     model = DDP(net)
+     if dist.get_rank() == 0:
+-        torch.save(model.state_dict(), path)
++        torch.save(model.module.state_dict(), path)
 """,
     ignore="it is always loaded back into a wrapped model.",
     fix="unsafe",
@@ -254,21 +238,19 @@ _GATHERS = re.compile(
     why="fully_shard leaves a part of each parameter on each rank. Gather them on all ranks first "
     "(get_model_state_dict with full_state_dict=True, save_16bit_model), or let all ranks save (torch.distributed.checkpoint, "
     "save_checkpoint).",
-    wrong="from torch.distributed.fsdp import fully_shard\n" + HEAD + """
-def save(net, path):
-    fully_shard(net)
-    if dist.get_rank() == 0:
-        torch.save(net.state_dict(), path)
-""",
-    right="""
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.fsdp import fully_shard
+    example="""
+-from torch.distributed.fsdp import fully_shard
+ import torch
+ import torch.distributed as dist
+-from torch.nn.parallel import DistributedDataParallel as DDP
++import torch.distributed.checkpoint as dcp
++from torch.distributed.fsdp import fully_shard
 
-def save(net, path):
-    fully_shard(net)
-    dcp.save({"net": net.state_dict()}, checkpoint_id=path)
+ def save(net, path):
+     fully_shard(net)
+-    if dist.get_rank() == 0:
+-        torch.save(net.state_dict(), path)
++    dcp.save({"net": net.state_dict()}, checkpoint_id=path)
 """,
     ignore="the mesh replicates, and shards nothing.",
 )  # fmt: skip

@@ -26,25 +26,19 @@ _QUIET = re.compile(r"WANDB_(MODE|DISABLED)|wandb\.(setup|Settings)|offline|shar
     message="every rank opens a run of its own with {name}: {number} where one is meant",
     why="Each process that opens one sends its own numbers: world_size runs, or curves drawn over each other in one. Open it, and "
     "log, on the main rank.",
-    wrong="import wandb\n" + HEAD + """
-def main(net, batches):
-    dist.init_process_group("nccl")
-    wandb.init(project="scan")
-    model = DDP(net)
-    for x in batches:
-        wandb.log({"loss": model(x).mean().item()})
-""",
-    right="import wandb\n" + HEAD + """
-def main(net, batches):
-    dist.init_process_group("nccl")
-    rank = dist.get_rank()
-    if rank == 0:
-        wandb.init(project="scan")
-    model = DDP(net)
-    for x in batches:
-        loss = model(x).mean().item()
-        if rank == 0:
-            wandb.log({"loss": loss})
+    example="import wandb\n" + HEAD + """
+ def main(net, batches):
+     dist.init_process_group("nccl")
+-    wandb.init(project="scan")
++    rank = dist.get_rank()
++    if rank == 0:
++        wandb.init(project="scan")
+     model = DDP(net)
+     for x in batches:
+-        wandb.log({"loss": model(x).mean().item()})
++        loss = model(x).mean().item()
++        if rank == 0:
++            wandb.log({"loss": loss})
 """,
     ignore="each rank is to have a run of its own, in a group.",
 )  # fmt: skip
@@ -76,20 +70,13 @@ def _is_of_all(module: Module, call: Call) -> bool:
     "RW506", "save-without-barrier", "warning", "medium",
     message="other ranks may read {name} before the main rank has written it: put a barrier between them",
     why="Only the main rank writes. The others run ahead and find no file, or half of one.",
-    wrong=HEAD + """
-def reload(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    model.module.load_state_dict(torch.load(path, map_location="cpu"))
-""",
-    right=HEAD + """
-def reload(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    dist.barrier()
-    model.module.load_state_dict(torch.load(path, map_location="cpu"))
+    example=HEAD + """
+ def reload(net, path):
+     model = DDP(net)
+     if dist.get_rank() == 0:
+         torch.save(model.module.state_dict(), path)
++    dist.barrier()
+     model.module.load_state_dict(torch.load(path, map_location="cpu"))
 """,
     ignore="something between them waits for all ranks.",
 )  # fmt: skip
@@ -175,30 +162,19 @@ _FIRST = re.compile(r"first|zero|main|master|lock|barrier", re.IGNORECASE)
     "RW115", "prepared-by-all", "warning", "medium",
     message="every rank finds {path} missing and writes it at the same time; others read it half written",
     why="All ranks run the same lines. Let one rank write, put a barrier behind it, and let all read.",
-    wrong=HEAD + """
-import os
-import pickle
+    example=HEAD + """
+ import os
+ import pickle
 
-def load(path, make):
-    dist.init_process_group("nccl")
-    if not os.path.exists(path):
-        with open(path, "wb") as file:
-            pickle.dump(make(), file)
-    with open(path, "rb") as file:
-        return pickle.load(file)
-""",
-    right=HEAD + """
-import os
-import pickle
-
-def load(path, make):
-    dist.init_process_group("nccl")
-    if dist.get_rank() == 0 and not os.path.exists(path):
-        with open(path, "wb") as file:
-            pickle.dump(make(), file)
-    dist.barrier()
-    with open(path, "rb") as file:
-        return pickle.load(file)
+ def load(path, make):
+     dist.init_process_group("nccl")
+-    if not os.path.exists(path):
++    if dist.get_rank() == 0 and not os.path.exists(path):
+         with open(path, "wb") as file:
+             pickle.dump(make(), file)
++    dist.barrier()
+     with open(path, "rb") as file:
+         return pickle.load(file)
 """,
     ignore="the file is written whole or not at all, or was made before the job starts.",
 )  # fmt: skip

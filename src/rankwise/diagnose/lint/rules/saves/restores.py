@@ -37,15 +37,11 @@ _DATA_PATH = re.compile(r"(^|_)(data|dataset|features?|samples)(_|$)", re.IGNORE
     "RW504", "load-without-map-location", "warning", "high",
     message="torch.load {how} puts every rank's copy on {gpu}",
     why="Tensors come back to the device they were saved from. All ranks then fill GPU 0 until it is out of memory.",
-    wrong=HEAD + """
-def resume(net, path):
-    model = DDP(net.cuda())
-    model.load_state_dict(torch.load(path))
-""",
-    right=HEAD + """
-def resume(net, path):
-    model = DDP(net.cuda())
-    model.load_state_dict(torch.load(path, map_location="cpu"))
+    example=HEAD + """
+ def resume(net, path):
+     model = DDP(net.cuda())
+-    model.load_state_dict(torch.load(path))
++    model.load_state_dict(torch.load(path, map_location="cpu"))
 """,
     ignore="the file holds nothing that was on a GPU.",
     fix="safe",
@@ -121,16 +117,12 @@ def _is_state(module: Module, call: Call) -> bool:
     message="{name} is loaded on {ranks} only: from here on the ranks train different models",
     why="DDP makes the models equal once, when it wraps them; optimizers it never does. What is loaded later must be loaded on "
     "every rank.",
-    wrong=HEAD + """
-def resume(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        model.load_state_dict(torch.load(path, map_location="cpu"))
-""",
-    right=HEAD + """
-def resume(net, path):
-    model = DDP(net)
-    model.load_state_dict(torch.load(path, map_location="cpu"))
+    example=HEAD + """
+ def resume(net, path):
+     model = DDP(net)
+-    if dist.get_rank() == 0:
+-        model.load_state_dict(torch.load(path, map_location="cpu"))
++    model.load_state_dict(torch.load(path, map_location="cpu"))
 """,
     ignore="it is broadcast afterwards, or used on that rank alone.",
 )  # fmt: skip

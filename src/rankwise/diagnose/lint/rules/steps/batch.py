@@ -20,19 +20,13 @@ from rankwise.diagnose.lint.record import HEAD, Hit, Rule
     "RW305", "target-not-moved", "warning", "medium",
     message="{name} stays on the CPU while {moved} of the same batch is moved",
     why="DDP moves the inputs of forward to its device, nothing else: the loss then meets tensors of two devices.",
-    wrong=HEAD + """
-def train(model, loader, criterion, device):
-    for x, y in loader:
-        x = x.to(device)
-        loss = criterion(model(x), y)
-        loss.backward()
-""",
-    right=HEAD + """
-def train(model, loader, criterion, device):
-    for x, y in loader:
-        x, y = x.to(device), y.to(device)
-        loss = criterion(model(x), y)
-        loss.backward()
+    example=HEAD + """
+ def train(model, loader, criterion, device):
+     for x, y in loader:
+-        x = x.to(device)
++        x, y = x.to(device), y.to(device)
+         loss = criterion(model(x), y)
+         loss.backward()
 """,
     ignore="the loss moves it.",
 )  # fmt: skip
@@ -112,15 +106,11 @@ def _is_view(node: ast.expr, name: str) -> bool:
     "RW306", "loss-weight-device", "warning", "medium",
     message="{name}= of {loss} stays on the CPU: the loss meets tensors of two devices",
     why="A loss without tensors has no device; one with weights is a module that has to be moved, or given weights that are.",
-    wrong=HEAD + """
-def make_loss(model, local_rank):
-    model.cuda(local_rank)
-    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0]))
-""",
-    right=HEAD + """
-def make_loss(model, local_rank):
-    model.cuda(local_rank)
-    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])).cuda(local_rank)
+    example=HEAD + """
+ def make_loss(model, local_rank):
+     model.cuda(local_rank)
+-    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0]))
++    return torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 4.0])).cuda(local_rank)
 """,
     ignore="the loss is computed on the CPU.",
 )  # fmt: skip
@@ -158,23 +148,15 @@ def _moved_later(module: Module, call: Call) -> bool:
     "RW307", "timing-without-sync", "warning", "medium",
     message="this time is taken while the GPU still works: call torch.cuda.synchronize() before reading the clock",
     why="CUDA calls return before they are done. The clock measures how fast work was queued.",
-    wrong="import time\n" + HEAD + """
-def benchmark(model, x):
-    x = x.cuda()
-    start = time.perf_counter()
-    for _ in range(10):
-        model(x)
-    return time.perf_counter() - start
-""",
-    right="import time\n" + HEAD + """
-def benchmark(model, x):
-    x = x.cuda()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(10):
-        model(x)
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    example="import time\n" + HEAD + """
+ def benchmark(model, x):
+     x = x.cuda()
++    torch.cuda.synchronize()
+     start = time.perf_counter()
+     for _ in range(10):
+         model(x)
++    torch.cuda.synchronize()
+     return time.perf_counter() - start
 """,
     ignore="the work runs on the CPU, or something between the two readings waits for the GPU.",
 )  # fmt: skip
@@ -249,16 +231,11 @@ def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
     "RW310", "local-metric", "info", "medium",
     message="a number of the main rank alone is reported as if it were that of all",
     why="Each rank has its own share of the data; its loss is the mean over that share. Reduce it first.",
-    wrong=HEAD + """
-def report(loss):
-    if dist.get_rank() == 0:
-        print("loss", loss.item())
-""",
-    right=HEAD + """
-def report(loss):
-    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
-    if dist.get_rank() == 0:
-        print("loss", loss.item())
+    example=HEAD + """
+ def report(loss):
++    dist.all_reduce(loss, op=dist.ReduceOp.AVG)
+     if dist.get_rank() == 0:
+         print("loss", loss.item())
 """,
     ignore="a rough number is enough.",
 )  # fmt: skip

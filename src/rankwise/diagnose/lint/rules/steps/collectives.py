@@ -45,17 +45,12 @@ def _matched(module: Module, branch: Branch, call: Call) -> bool:
     message="{name} runs on {ranks} only; the other ranks never join it, and the job hangs",
     why="A collective ends when all ranks of the group have called it. One inside `if rank == 0` waits for ever. Wrapping a "
     "model in DDP is one, too.",
-    wrong=HEAD + """
-def report(loss):
-    if dist.get_rank() == 0:
-        dist.all_reduce(loss)
-        print(loss.item())
-""",
-    right=HEAD + """
-def report(loss):
-    dist.all_reduce(loss)
-    if dist.get_rank() == 0:
-        print(loss.item())
+    example=HEAD + """
+ def report(loss):
++    dist.all_reduce(loss)
+     if dist.get_rank() == 0:
+-        dist.all_reduce(loss)
+         print(loss.item())
 """,
     ignore="the others call the same collective in another place that the rule does not see.",
 )  # fmt: skip
@@ -96,17 +91,12 @@ def _reached(module: Module, call: Call) -> Call | None:
     "RW404", "async-result-unwaited", "error", "medium",
     message="{name} before the collective that fills it has ended: wait() first",
     why="async_op=True returns at once with a handle; until handle.wait() the tensor holds anything.",
-    wrong=HEAD + """
-def total(value):
-    handle = dist.all_reduce(value, async_op=True)
-    print(value.item())
-    handle.wait()
-""",
-    right=HEAD + """
-def total(value):
-    handle = dist.all_reduce(value, async_op=True)
-    handle.wait()
-    print(value.item())
+    example=HEAD + """
+ def total(value):
+     handle = dist.all_reduce(value, async_op=True)
++    handle.wait()
+     print(value.item())
+-    handle.wait()
 """,
     ignore="another handle of the same stream is waited for in between.",
 )  # fmt: skip
@@ -148,19 +138,13 @@ def async_result_unwaited(module: Module) -> Iterator[Hit]:
     "RW405", "barrier-in-loop", "info", "medium",
     message="a barrier in every training step: backward already keeps the ranks together",
     why="It costs a round trip per step and hides which rank is slow.",
-    wrong=HEAD + """
-def train(model, loader, optimizer):
-    for x in loader:
-        model(x).sum().backward()
-        optimizer.step()
-        dist.barrier()
-""",
-    right=HEAD + """
-def train(model, loader, optimizer):
-    for x in loader:
-        model(x).sum().backward()
-        optimizer.step()
-    dist.barrier()
+    example=HEAD + """
+ def train(model, loader, optimizer):
+     for x in loader:
+         model(x).sum().backward()
+         optimizer.step()
+-        dist.barrier()
++    dist.barrier()
 """,
     ignore="it stands there to measure or to debug.",
 )  # fmt: skip
@@ -177,21 +161,14 @@ def barrier_in_loop(module: Module) -> Iterator[Hit]:
     message="{name} is wrapped, and only {ranks} runs it: each forward pass {what}",
     why="DDP broadcasts buffers (BatchNorm statistics) in each forward pass, and FSDP gathers parameters. Both are "
     "collectives: they wait for the other ranks, or meet another collective of theirs. Of DDP use model.module.",
-    wrong=HEAD + """
-def train(net, loader, held_out):
-    model = DDP(net)
-    for x in loader:
-        model(x).sum().backward()
-    if dist.get_rank() == 0:
-        print(model(held_out))
-""",
-    right=HEAD + """
-def train(net, loader, held_out):
-    model = DDP(net)
-    for x in loader:
-        model(x).sum().backward()
-    if dist.get_rank() == 0:
-        print(model.module(held_out))
+    example=HEAD + """
+ def train(net, loader, held_out):
+     model = DDP(net)
+     for x in loader:
+         model(x).sum().backward()
+     if dist.get_rank() == 0:
+-        print(model(held_out))
++        print(model.module(held_out))
 """,
     ignore="the model has no buffers, or forward_sync_buffers=False was given.",
 )  # fmt: skip

@@ -28,25 +28,16 @@ from rankwise.diagnose.lint.rules.wraps.after_wrap import calls_behind
     message="{text}() goes past {library}, which scales, accumulates and reduces in {instead}",
     why="DeepSpeed's engine, Accelerate and Fabric scale the loss, divide it by the micro-batches, and start the reduction in "
     "their own backward. Past it, mixed precision, accumulation and sharded gradients are silently wrong.",
-    wrong="""
-import deepspeed
+    example="""
+ import deepspeed
 
-def train(net, loader, config):
-    engine, *_ = deepspeed.initialize(model=net, config=config)
-    for x in loader:
-        loss = engine(x)
-        loss.backward()
-        engine.step()
-""",
-    right="""
-import deepspeed
-
-def train(net, loader, config):
-    engine, *_ = deepspeed.initialize(model=net, config=config)
-    for x in loader:
-        loss = engine(x)
-        engine.backward(loss)
-        engine.step()
+ def train(net, loader, config):
+     engine, *_ = deepspeed.initialize(model=net, config=config)
+     for x in loader:
+         loss = engine(x)
+-        loss.backward()
++        engine.backward(loss)
+         engine.step()
 """,
     ignore="this loss belongs to a model that the library does not hold.",
 )  # fmt: skip
@@ -77,21 +68,14 @@ _STEPPERS = re.compile(r"sched|optim|(^|[._])(opt|scaler|lr)\w{0,2}$", re.IGNORE
     message="each rank clips by the norm of its own shards of {name}: call {name}.clip_grad_norm_()",
     why="FSDP leaves a part of each gradient on each rank. torch.nn.utils.clip_grad_norm_ sees that part only, so ranks scale "
     "their parts differently. FSDP's own method adds the norms up. (fully_shard needs no such method.)",
-    wrong="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
-def train(net, loader, optimizer):
-    model = FSDP(net)
-    for x in loader:
-        model(x).sum().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-""",
-    right="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
-def train(net, loader, optimizer):
-    model = FSDP(net)
-    for x in loader:
-        model(x).sum().backward()
-        model.clip_grad_norm_(1.0)
-        optimizer.step()
+    example="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
+ def train(net, loader, optimizer):
+     model = FSDP(net)
+     for x in loader:
+         model(x).sum().backward()
+-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
++        model.clip_grad_norm_(1.0)
+         optimizer.step()
 """,
     ignore="the strategy is NO_SHARD.",
 )  # fmt: skip
@@ -112,27 +96,17 @@ def clip_of_shards(module: Module) -> Iterator[Hit]:
     message="{name} runs on {ranks} only: from here on the ranks train with different {what}",
     why="DDP makes gradients equal, nothing else. Each rank has an optimizer and a scheduler of its own, and all of them have to "
     "take the same steps.",
-    wrong=HEAD + """
-def train(net, loader, optimizer, scheduler):
-    model = DDP(net)
-    for epoch in range(10):
-        for x in loader:
-            model(x).sum().backward()
-            optimizer.step()
-        if dist.get_rank() == 0:
-            scheduler.step()
-            print(scheduler.get_last_lr())
-""",
-    right=HEAD + """
-def train(net, loader, optimizer, scheduler):
-    model = DDP(net)
-    for epoch in range(10):
-        for x in loader:
-            model(x).sum().backward()
-            optimizer.step()
-        scheduler.step()
-        if dist.get_rank() == 0:
-            print(scheduler.get_last_lr())
+    example=HEAD + """
+ def train(net, loader, optimizer, scheduler):
+     model = DDP(net)
+     for epoch in range(10):
+         for x in loader:
+             model(x).sum().backward()
+             optimizer.step()
++        scheduler.step()
+         if dist.get_rank() == 0:
+-            scheduler.step()
+             print(scheduler.get_last_lr())
 """,
     ignore="that optimizer trains a model which lives on this rank alone.",
 )  # fmt: skip
@@ -189,27 +163,17 @@ _NUMBERS = frozenset("norm sum mean max item abs".split())
     message="nothing makes the weights of {name} equal on all ranks: each starts from its own and they stay apart",
     why="DDP sends the weights of rank 0 to all when it wraps a model, and never again. Whoever reduces gradients by hand "
     "has to broadcast the weights first; equal gradients do not bring different weights together.",
-    wrong=HEAD + """
-def train(batches):
-    net = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for x in batches:
-        net(x).sum().backward()
-        for p in net.parameters():
-            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
-        optimizer.step()
-""",
-    right=HEAD + """
-def train(batches):
-    net = torch.nn.Linear(8, 1)
-    for p in net.parameters():
-        dist.broadcast(p.data, src=0)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for x in batches:
-        net(x).sum().backward()
-        for p in net.parameters():
-            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
-        optimizer.step()
+    example=HEAD + """
+ def train(batches):
+     net = torch.nn.Linear(8, 1)
++    for p in net.parameters():
++        dist.broadcast(p.data, src=0)
+     optimizer = torch.optim.SGD(net.parameters(), 0.1)
+     for x in batches:
+         net(x).sum().backward()
+         for p in net.parameters():
+             dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+         optimizer.step()
 """,
     ignore="the weights are loaded from a file, or all ranks draw them with the same seed.",
 )  # fmt: skip

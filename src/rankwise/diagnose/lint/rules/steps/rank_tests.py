@@ -31,27 +31,18 @@ from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
     message="{what} leaves the {of} on {ranks} only; the others wait for it in the next collective",
     why="Each backward pass of DDP is a collective. A rank that leaves the loop by itself leaves the others waiting. Decide on "
     "one rank, broadcast the decision, leave together.",
-    wrong=HEAD + """
-def train(model, loader, optimizer, stopper):
-    model = DDP(model)
-    for x in loader:
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        if dist.get_rank() == 0 and stopper.should_stop(loss):
-            break
-""",
-    right=HEAD + """
-def train(model, loader, optimizer, stopper):
-    model = DDP(model)
-    for x in loader:
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        stop = torch.tensor(stopper.should_stop(loss))
-        dist.broadcast(stop, src=0)
-        if stop:
-            break
+    example=HEAD + """
+ def train(model, loader, optimizer, stopper):
+     model = DDP(model)
+     for x in loader:
+         loss = model(x).sum()
+         loss.backward()
+         optimizer.step()
+-        if dist.get_rank() == 0 and stopper.should_stop(loss):
++        stop = torch.tensor(stopper.should_stop(loss))
++        dist.broadcast(stop, src=0)
++        if stop:
+             break
 """,
     ignore="the other ranks leave at the same step by another way.",
 )  # fmt: skip
@@ -224,23 +215,15 @@ _NUMBERS = {"torch.distributed.get_rank", "torch.distributed.get_world_size", "t
     "RW403", "uncalled-rank-guard", "error", "high",
     message="{name} is a function and is not called here: the test is always {result}",
     why="A function object is true, and equal to no number, on every rank: all of them run what was meant for one, or none.",
-    wrong=HEAD + """
-def is_main_process():
-    return dist.get_rank() == 0
+    example=HEAD + """
+ def is_main_process():
+     return dist.get_rank() == 0
 
-def save(model, path):
-    if is_main_process:
-        torch.save(model.state_dict(), path)
+ def save(model, path):
+-    if is_main_process:
++    if is_main_process():
+         torch.save(model.state_dict(), path)
 """,
-    right=HEAD + """
-def is_main_process():
-    return dist.get_rank() == 0
-
-def save(model, path):
-    if is_main_process():
-        torch.save(model.state_dict(), path)
-""",
-    ignore="never.",
     fix="safe",
 )  # fmt: skip
 def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:

@@ -21,22 +21,14 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
     message="gradients are clipped while they are scaled: call {call} first",
     why="GradScaler has multiplied the gradients, by 65536 at first. Their norm is compared with a limit meant for real ones, so "
     "every step is clipped to almost nothing.",
-    wrong=HEAD + """
-def step(model, loss, optimizer, scaler):
-    scaler.scale(loss).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
+    example=HEAD + """
+ def step(model, loss, optimizer, scaler):
+     scaler.scale(loss).backward()
++    scaler.unscale_(optimizer)
+     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+     scaler.step(optimizer)
+     scaler.update()
 """,
-    right=HEAD + """
-def step(model, loss, optimizer, scaler):
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-""",
-    ignore="never.",
     fix="safe",
 )  # fmt: skip
 def clip_before_unscale(module: Module) -> Iterator[Hit]:
@@ -70,23 +62,15 @@ def clip_before_unscale(module: Module) -> Iterator[Hit]:
     "RW302", "no-sync-without-forward", "error", "high",
     message="only backward is inside {name}.no_sync(): the gradients are reduced all the same",
     why="DDP decides in the forward pass whether backward reduces. The forward must be inside, too.",
-    wrong=HEAD + """
-def accumulate(net, batches):
-    model = DDP(net)
-    for x in batches:
-        loss = model(x).sum()
-        with model.no_sync():
-            loss.backward()
+    example=HEAD + """
+ def accumulate(net, batches):
+     model = DDP(net)
+     for x in batches:
+-        loss = model(x).sum()
+         with model.no_sync():
++            loss = model(x).sum()
+             loss.backward()
 """,
-    right=HEAD + """
-def accumulate(net, batches):
-    model = DDP(net)
-    for x in batches:
-        with model.no_sync():
-            loss = model(x).sum()
-            loss.backward()
-""",
-    ignore="never.",
 )  # fmt: skip
 def no_sync_without_forward(module: Module) -> Iterator[Hit]:
     """A no_sync block that holds nothing but backward."""
@@ -120,27 +104,20 @@ _ACCUMULATION = re.compile(
     message="gradients are reduced after every micro-batch, though the optimizer steps once in several: use no_sync()",
     why="Every backward pass of DDP reduces all gradients. Inside model.no_sync() they are only added up locally; the last "
     "micro-batch of a step runs outside of it.",
-    wrong=HEAD + """
-def train(net, loader, optimizer, accumulation_steps):
-    model = DDP(net)
-    for i, x in enumerate(loader):
-        loss = model(x).sum() / accumulation_steps
-        loss.backward()
-        if (i + 1) % accumulation_steps == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    right="import contextlib\n" + HEAD + """
-def train(net, loader, optimizer, accumulation_steps):
-    model = DDP(net)
-    for i, x in enumerate(loader):
-        last = (i + 1) % accumulation_steps == 0
-        with contextlib.nullcontext() if last else model.no_sync():
-            loss = model(x).sum() / accumulation_steps
-            loss.backward()
-        if last:
-            optimizer.step()
-            optimizer.zero_grad()
+    example="+import contextlib\n" + HEAD + """
+ def train(net, loader, optimizer, accumulation_steps):
+     model = DDP(net)
+     for i, x in enumerate(loader):
+-        loss = model(x).sum() / accumulation_steps
+-        loss.backward()
+-        if (i + 1) % accumulation_steps == 0:
++        last = (i + 1) % accumulation_steps == 0
++        with contextlib.nullcontext() if last else model.no_sync():
++            loss = model(x).sum() / accumulation_steps
++            loss.backward()
++        if last:
+             optimizer.step()
+             optimizer.zero_grad()
 """,
     ignore="the reduction is overlapped completely, or memory forbids it.",
 )  # fmt: skip
@@ -203,21 +180,14 @@ def _divided(call: Call) -> bool:
     "RW304", "accumulation-tail", "info", "medium",
     message="the last micro-batches of an epoch are dropped, or leak into the next one, where they do not fill a step",
     why="`(i + 1) % n == 0` never holds for the rest of the epoch; its gradients wait in .grad.",
-    wrong=HEAD + """
-def train(model, loader, optimizer, accumulation_steps):
-    for i, x in enumerate(loader):
-        model(x).sum().backward()
-        if (i + 1) % accumulation_steps == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-""",
-    right=HEAD + """
-def train(model, loader, optimizer, accumulation_steps):
-    for i, x in enumerate(loader):
-        model(x).sum().backward()
-        if (i + 1) % accumulation_steps == 0 or i + 1 == len(loader):
-            optimizer.step()
-            optimizer.zero_grad()
+    example=HEAD + """
+ def train(model, loader, optimizer, accumulation_steps):
+     for i, x in enumerate(loader):
+         model(x).sum().backward()
+-        if (i + 1) % accumulation_steps == 0:
++        if (i + 1) % accumulation_steps == 0 or i + 1 == len(loader):
+             optimizer.step()
+             optimizer.zero_grad()
 """,
     ignore="the number of batches is a multiple, or drop_last covers it.",
 )  # fmt: skip
@@ -239,15 +209,11 @@ _AMP = {"torch.cuda.amp.autocast": "torch.amp.autocast", "torch.cuda.amp.GradSca
     "RW308", "deprecated-cuda-amp", "warning", "high",
     message="{old} is deprecated: {new}",
     why="torch.cuda.amp warns (FutureWarning) since 2.4; torch.amp takes the kind of device as its first argument.",
-    wrong=HEAD + """
-def step(model, x):
-    with torch.cuda.amp.autocast():
-        return model(x)
-""",
-    right=HEAD + """
-def step(model, x):
-    with torch.amp.autocast("cuda"):
-        return model(x)
+    example=HEAD + """
+ def step(model, x):
+-    with torch.cuda.amp.autocast():
++    with torch.amp.autocast("cuda"):
+         return model(x)
 """,
     ignore="versions before 2.3 have to be supported.",
     fix="safe",
@@ -271,19 +237,13 @@ def deprecated_cuda_amp(module: Module) -> Iterator[Hit]:
     "RW309", "step-order", "error", "high",
     message="the gradients are zeroed between backward and {name}.step(): the step sees none",
     why="zero_grad belongs before backward or after the step.",
-    wrong=HEAD + """
-def step(model, x, optimizer):
-    model(x).sum().backward()
-    optimizer.zero_grad()
-    optimizer.step()
+    example=HEAD + """
+ def step(model, x, optimizer):
++    optimizer.zero_grad()
+     model(x).sum().backward()
+-    optimizer.zero_grad()
+     optimizer.step()
 """,
-    right=HEAD + """
-def step(model, x, optimizer):
-    optimizer.zero_grad()
-    model(x).sum().backward()
-    optimizer.step()
-""",
-    ignore="never.",
 )  # fmt: skip
 def step_order(module: Module) -> Iterator[Hit]:
     """backward, zero_grad and step of one optimizer, straight one after the other in one block."""

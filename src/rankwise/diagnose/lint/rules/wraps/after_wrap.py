@@ -62,17 +62,12 @@ def _is_dtype_move(module: Module, call: Call) -> bool:
     message="{name} is moved after DDP has wrapped it: gradients silently stop being added up",
     why="DDP registers its hooks on the parameters that it sees. Moving or casting the model afterwards makes new gradient "
     "accumulators without hooks: every rank then trains a model of its own.",
-    wrong=HEAD + """
-def prepare(net, device):
-    model = DDP(net)
-    model = model.to(device)
-    return model
-""",
-    right=HEAD + """
-def prepare(net, device):
-    net = net.to(device)
-    model = DDP(net)
-    return model
+    example=HEAD + """
+ def prepare(net, device):
++    net = net.to(device)
+     model = DDP(net)
+-    model = model.to(device)
+     return model
 """,
     ignore="the model is on that device already, so that nothing moves.",
     fix="safe",
@@ -128,19 +123,13 @@ def _swap(module: Module, wrap: Wrap, call: Call) -> Fix | None:
     "RW203", "syncbn-after-wrap", "error", "high",
     message="convert_sync_batchnorm after the wrap: convert the model, then wrap it",
     why="DDP has registered the parameters of the layers that the conversion replaces; the new ones are not synchronised.",
-    wrong=HEAD + """
-def prepare(net):
-    model = DDP(net)
-    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return model
+    example=HEAD + """
+ def prepare(net):
++    net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
+     model = DDP(net)
+-    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+     return model
 """,
-    right=HEAD + """
-def prepare(net):
-    net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
-    model = DDP(net)
-    return model
-""",
-    ignore="never.",
     fix="safe",
 )  # fmt: skip
 def syncbn_after_wrap(module: Module) -> Iterator[Hit]:
@@ -156,16 +145,13 @@ def syncbn_after_wrap(module: Module) -> Iterator[Hit]:
     "RW205", "params-after-wrap", "error", "medium",
     message="{name} gets parameters after DDP has wrapped it: they are not synchronised",
     why="DDP takes the list of parameters when it is built. Layers that are added or replaced later train on each rank alone.",
-    wrong=HEAD + """
-def prepare(net):
-    model = DDP(net)
-    model.module.head = torch.nn.Linear(8, 2)
-    return model
-""",
-    right=HEAD + """
-def prepare(net):
-    net.head = torch.nn.Linear(8, 2)
-    return DDP(net)
+    example=HEAD + """
+ def prepare(net):
+-    model = DDP(net)
+-    model.module.head = torch.nn.Linear(8, 2)
+-    return model
++    net.head = torch.nn.Linear(8, 2)
++    return DDP(net)
 """,
     ignore="the new layer is never trained.",
 )  # fmt: skip
@@ -232,18 +218,14 @@ def _is_layer(call: Call) -> bool:
     message="requires_grad of {name} changes after the wrap: DDP keeps waiting for these gradients, or never reduces them",
     why="DDP takes the parameters that require gradients when it is built. Freezing later makes it wait for gradients that do not "
     "come; thawing later leaves them unsynchronised.",
-    wrong=HEAD + """
-def prepare(net):
-    model = DDP(net)
-    for parameter in model.module.encoder.parameters():
-        parameter.requires_grad = False
-    return model
-""",
-    right=HEAD + """
-def prepare(net):
-    for parameter in net.encoder.parameters():
-        parameter.requires_grad = False
-    return DDP(net)
+    example=HEAD + """
+ def prepare(net):
+-    model = DDP(net)
+-    for parameter in model.module.encoder.parameters():
++    for parameter in net.encoder.parameters():
+         parameter.requires_grad = False
+-    return model
++    return DDP(net)
 """,
     ignore="find_unused_parameters=True is given and what was frozen stays so.",
 )  # fmt: skip
@@ -294,17 +276,12 @@ _OF_MODELS = ("parameters", "named_parameters")
     message="this optimizer holds the parameters that {name} had before it was sharded: it updates tensors that nothing uses",
     why="FSDP and fully_shard replace the parameters of a model. An optimizer that was made before keeps the old ones, and "
     "training changes nothing, or only parts.",
-    wrong="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
-def prepare(net):
-    optimizer = torch.optim.AdamW(net.parameters())
-    model = FSDP(net)
-    return model, optimizer
-""",
-    right="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
-def prepare(net):
-    model = FSDP(net)
-    optimizer = torch.optim.AdamW(model.parameters())
-    return model, optimizer
+    example="from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n" + HEAD + """
+ def prepare(net):
+-    optimizer = torch.optim.AdamW(net.parameters())
+     model = FSDP(net)
++    optimizer = torch.optim.AdamW(model.parameters())
+     return model, optimizer
 """,
     ignore="use_orig_params=True is given by options that this file does not show.",
 )  # fmt: skip

@@ -36,17 +36,13 @@ def _single_process(module: Module, place: Place) -> bool:
     message="{text} is the same GPU on every rank",
     why="All ranks of a node compute on, and fill, one GPU; NCCL refuses two ranks on one device. (Under torchrun "
     "--virtual-local-rank each process sees one GPU, and index 0 is right.)",
-    wrong=HEAD + """
-def main(net):
-    dist.init_process_group("nccl")
-    device = torch.device("cuda:0")
-    return DDP(net.to(device))
-""",
-    right=HEAD + """
-def main(net, local_rank):
-    dist.init_process_group("nccl")
-    device = torch.device("cuda", local_rank)
-    return DDP(net.to(device))
+    example=HEAD + """
+-def main(net):
++def main(net, local_rank):
+     dist.init_process_group("nccl")
+-    device = torch.device("cuda:0")
++    device = torch.device("cuda", local_rank)
+     return DDP(net.to(device))
 """,
     ignore="each process sees one GPU only.",
 )  # fmt: skip
@@ -123,17 +119,12 @@ def _uses_device(module: Module, call: Call) -> bool:
     message="the device is chosen after {name} has used one: NCCL has taken GPU 0 on every rank by then",
     why="A collective, and the wrap, run on the current device. Choose it first: set_device(local_rank), or device_id= of "
     "init_process_group.",
-    wrong=HEAD + """
-def main(local_rank):
-    dist.init_process_group("nccl")
-    dist.barrier()
-    torch.cuda.set_device(local_rank)
-""",
-    right=HEAD + """
-def main(local_rank):
-    torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl")
-    dist.barrier()
+    example=HEAD + """
+ def main(local_rank):
++    torch.cuda.set_device(local_rank)
+     dist.init_process_group("nccl")
+     dist.barrier()
+-    torch.cuda.set_device(local_rank)
 """,
     ignore="the group runs on gloo.",
 )  # fmt: skip

@@ -28,15 +28,10 @@ from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
     message="find_unused_parameters=True walks the graph after every forward pass: is a parameter really unused?",
     why="It costs time in each step. It is needed where some parameters get no gradient in some step; DDP warns after the first "
     "step if there are none. static_graph=True is cheaper where they are always the same.",
-    wrong=HEAD
-    + """
-def prepare(net):
-    return DDP(net, find_unused_parameters=True)
-""",
-    right=HEAD
-    + """
-def prepare(net):
-    return DDP(net)
+    example=HEAD + """
+ def prepare(net):
+-    return DDP(net, find_unused_parameters=True)
++    return DDP(net)
 """,
     ignore="parts of the model are left out in some steps.",
     fix="unsafe",
@@ -54,19 +49,15 @@ def find_unused_always(module: Module) -> Iterator[Hit]:
     "RW212", "global-rank-as-device", "warning", "medium",
     message="the global rank {text} chooses the GPU: on a second node there is no device of that number",
     why="Ranks count over all nodes, GPUs over one. LOCAL_RANK is the number on the node.",
-    wrong=HEAD + """
-def main(net):
-    dist.init_process_group("nccl")
-    rank = dist.get_rank()
-    torch.cuda.set_device(rank)
-    return DDP(net.cuda(), device_ids=[rank])
-""",
-    right="import os\n" + HEAD + """
-def main(net):
-    dist.init_process_group("nccl")
-    local_rank = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local_rank)
-    return DDP(net.cuda(), device_ids=[local_rank])
+    example="+import os\n" + HEAD + """
+ def main(net):
+     dist.init_process_group("nccl")
+-    rank = dist.get_rank()
+-    torch.cuda.set_device(rank)
+-    return DDP(net.cuda(), device_ids=[rank])
++    local_rank = int(os.environ["LOCAL_RANK"])
++    torch.cuda.set_device(local_rank)
++    return DDP(net.cuda(), device_ids=[local_rank])
 """,
     ignore="there is one node, and will be.",
 )  # fmt: skip
@@ -155,16 +146,12 @@ def _names_global_rank(module: Module, node: ast.Attribute) -> bool:
     "RW213", "no-set-device", "warning", "medium",
     message="nothing chooses this rank's GPU: {text} is GPU 0 on every rank",
     why="Without torch.cuda.set_device(local_rank) or an index, `cuda` means the first GPU for all ranks of a node.",
-    wrong=HEAD + """
-def main(net):
-    dist.init_process_group("nccl")
-    return DDP(net.cuda())
-""",
-    right=HEAD + """
-def main(net, local_rank):
-    torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl")
-    return DDP(net.cuda())
+    example=HEAD + """
+-def main(net):
++def main(net, local_rank):
++    torch.cuda.set_device(local_rank)
+     dist.init_process_group("nccl")
+     return DDP(net.cuda())
 """,
     ignore="each process sees one GPU only, by CUDA_VISIBLE_DEVICES of its launcher.",
 )  # fmt: skip
@@ -262,15 +249,11 @@ def _tells_device(module: Module) -> bool:
     message="BatchNorm sees the batch of one rank: convert_sync_batchnorm, if that batch is small",
     why="Parameters stay equal on all ranks; only the statistics are those of a rank, and rank 0's are kept. It is a matter of "
     "quality below about 16 samples per rank.",
-    wrong=HEAD + """
-def prepare():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
-    return DDP(net)
-""",
-    right=HEAD + """
-def prepare():
-    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
-    return DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net))
+    example=HEAD + """
+ def prepare():
+     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+-    return DDP(net)
++    return DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net))
 """,
     ignore="the batch of a rank is large.",
 )  # fmt: skip
@@ -285,8 +268,7 @@ def batchnorm_not_synced(module: Module) -> Iterator[Hit]:
     "RW215", "buffers-not-synced", "info", "medium",
     message="broadcast_buffers=False: running statistics differ between ranks, and a checkpoint holds those of one",
     why="Buffers are broadcast before each forward pass by default. (2.13 calls the argument forward_sync_buffers.)",
-    wrong=HEAD + "\ndef prepare(net):\n    return DDP(net, broadcast_buffers=False)\n",
-    right=HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
+    example=HEAD + "\n def prepare(net):\n-    return DDP(net, broadcast_buffers=False)\n+    return DDP(net)\n",
     ignore="the model has no buffers that matter.",
 )  # fmt: skip
 def buffers_not_synced(module: Module) -> Iterator[Hit]:
@@ -301,8 +283,7 @@ def buffers_not_synced(module: Module) -> Iterator[Hit]:
     "RW218", "bucket-view-hint", "info", "low",
     message="gradient_as_bucket_view=True would save the memory of one copy of the gradients",
     why="Gradients then are views of the buckets that are reduced.",
-    wrong=HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
-    right=HEAD + "\ndef prepare(net):\n    return DDP(net, gradient_as_bucket_view=True)\n",
+    example=HEAD + "\n def prepare(net):\n-    return DDP(net)\n+    return DDP(net, gradient_as_bucket_view=True)\n",
     ignore="something detaches or replaces .grad in place.",
 )  # fmt: skip
 def bucket_view_hint(module: Module) -> Iterator[Hit]:

@@ -20,19 +20,13 @@ from rankwise.diagnose.lint.record import HEAD, Hit, Rule
     message="the forward pass goes through {name}.module: backward does not add up its gradients",
     why="DDP prepares the reduction of gradients in its own forward. A pass through .module skips it, and each rank steps by "
     "its own gradient.",
-    wrong=HEAD + """
-def train(net, loader, optimizer):
-    model = DDP(net)
-    for x in loader:
-        model.module(x).sum().backward()
-        optimizer.step()
-""",
-    right=HEAD + """
-def train(net, loader, optimizer):
-    model = DDP(net)
-    for x in loader:
-        model(x).sum().backward()
-        optimizer.step()
+    example=HEAD + """
+ def train(net, loader, optimizer):
+     model = DDP(net)
+     for x in loader:
+-        model.module(x).sum().backward()
++        model(x).sum().backward()
+         optimizer.step()
 """,
     ignore="the gradients are reduced by hand.",
 )  # fmt: skip
@@ -205,17 +199,12 @@ _DELEGATES = re.compile(r"__getattr__|\bsetattr\(")
     message="{name} is DDP around the model and has no {attribute!r}: AttributeError; ask {asked}",
     why="DDP hands on the forward pass and nothing else. Methods and attributes of the model itself (save_pretrained, generate, "
     "config) are those of model.module.",
-    wrong=HEAD + """
-def save(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        model.save_pretrained(path)
-""",
-    right=HEAD + """
-def save(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        model.module.save_pretrained(path)
+    example=HEAD + """
+ def save(net, path):
+     model = DDP(net)
+     if dist.get_rank() == 0:
+-        model.save_pretrained(path)
++        model.module.save_pretrained(path)
 """,
     ignore="the attribute is set on the wrapped model elsewhere.",
 )  # fmt: skip

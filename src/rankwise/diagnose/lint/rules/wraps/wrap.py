@@ -31,15 +31,11 @@ _BY_VARIABLES = "env://"
     "RW202", "partial-move", "error", "medium",
     message="only parts of {name} are moved to the device before DDP wraps it: {parts}",
     why="DDP refuses a module whose parameters lie on different kinds of devices, and the parts left behind fail in forward.",
-    wrong=HEAD + """
-def prepare(net, device):
-    net.encoder.to(device)
-    return DDP(net, device_ids=[device])
-""",
-    right=HEAD + """
-def prepare(net, device):
-    net.to(device)
-    return DDP(net, device_ids=[device])
+    example=HEAD + """
+ def prepare(net, device):
+-    net.encoder.to(device)
++    net.to(device)
+     return DDP(net, device_ids=[device])
 """,
     ignore="the other parts are on their devices already.",
 )  # fmt: skip
@@ -71,14 +67,11 @@ _KEYWORDS = frozenset(
     "RW204", "bad-ddp-kwarg", "error", "high",
     message="DistributedDataParallel has no argument {name!r}{hint}",
     why="It raises TypeError. The time limit of collectives belongs to init_process_group or new_group.",
-    wrong=HEAD + """
-def prepare(net, limit):
-    return DDP(net, timeout=limit)
-""",
-    right=HEAD + """
-def prepare(net, limit):
-    torch.distributed.init_process_group("nccl", timeout=limit)
-    return DDP(net)
+    example=HEAD + """
+ def prepare(net, limit):
+-    return DDP(net, timeout=limit)
++    torch.distributed.init_process_group("nccl", timeout=limit)
++    return DDP(net)
 """,
     ignore="a version of PyTorch newer than 2.13 has it.",
 )  # fmt: skip
@@ -102,13 +95,11 @@ _ALL_GPUS = re.compile(
     "RW208", "device-ids-mismatch", "warning", "high",
     message="device_ids={text}: {reason}",
     why="One process drives one device. Several ids raise ValueError; a fixed id puts all ranks on one GPU.",
-    wrong=HEAD + """
-def prepare(net):
-    return DDP(net.cuda(), device_ids=[0, 1])
-""",
-    right=HEAD + """
-def prepare(net, local_rank):
-    return DDP(net.cuda(local_rank), device_ids=[local_rank])
+    example=HEAD + """
+-def prepare(net):
+-    return DDP(net.cuda(), device_ids=[0, 1])
++def prepare(net, local_rank):
++    return DDP(net.cuda(local_rank), device_ids=[local_rank])
 """,
     ignore="each process sees one GPU only, and its index is 0.",
 )  # fmt: skip
@@ -136,9 +127,15 @@ def device_ids_mismatch(module: Module) -> Iterator[Hit]:
     message="nn.DataParallel copies the model to every GPU in every step, from one process: use DistributedDataParallel",
     why="One Python process drives all GPUs, splits and gathers each batch through the first, and cannot leave one machine. "
     "PyTorch advises DDP even on one machine; nn.DataParallel itself gives no warning.",
-    wrong="import torch\n\ndef prepare(net):\n    return torch.nn.DataParallel(net).cuda()\n",
-    right="import torch\n\ndef prepare(net, local_rank):\n    net = net.to(local_rank)\n"
-    "    return torch.nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])\n",
+    example="""
+ import torch
+
+-def prepare(net):
+-    return torch.nn.DataParallel(net).cuda()
++def prepare(net, local_rank):
++    net = net.to(local_rank)
++    return torch.nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])
+""",
     ignore="it is a notebook for inference on one machine.",
 )  # fmt: skip
 def dataparallel_module(module: Module) -> Iterator[Hit]:
@@ -157,9 +154,8 @@ def dataparallel_module(module: Module) -> Iterator[Hit]:
     "RW611", "missing-init", "error", "medium",
     message="no process group: nothing here calls init_process_group before the wrap",
     why="DDP raises ValueError without a group.",
-    wrong="import torch\n\nnet = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
-    right='import torch\n\ntorch.distributed.init_process_group("gloo")\n'
-    "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
+    example=' import torch\n\n+torch.distributed.init_process_group("gloo")\n'
+    " net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
     ignore="something that was imported starts it.",
 )  # fmt: skip
 def missing_init(module: Module) -> Iterator[Hit]:
@@ -193,20 +189,14 @@ def _is_run_here(module: Module, scope: Scope, depth: int = 4) -> bool:
     "RW614", "spawn-without-address", "error", "medium",
     message="ranks are spawned here, and nothing says where they meet: set MASTER_ADDR and MASTER_PORT, or give init_method",
     why="torchrun sets both variables; torch.multiprocessing does not. init_process_group then raises ValueError.",
-    wrong="import torch.multiprocessing as mp\n" + HEAD + """
-def work(rank, world_size):
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    example="import torch.multiprocessing as mp\n" + HEAD + """
+ def work(rank, world_size):
+-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
++    address = "tcp://127.0.0.1:29500"
++    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
 
-if __name__ == "__main__":
-    mp.spawn(work, args=(2,), nprocs=2)
-""",
-    right="import torch.multiprocessing as mp\n" + HEAD + """
-def work(rank, world_size):
-    address = "tcp://127.0.0.1:29500"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
-
-if __name__ == "__main__":
-    mp.spawn(work, args=(2,), nprocs=2)
+ if __name__ == "__main__":
+     mp.spawn(work, args=(2,), nprocs=2)
 """,
     ignore="the shell, or something that was imported, sets the variables.",
 )  # fmt: skip
@@ -234,14 +224,11 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
     message="the sampler wants the global rank, and gets the rank on this node: {text}",
     why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
     "read. Without the arguments the sampler asks the process group.",
-    wrong="import os\n" + HEAD + """
-def make_sampler(dataset):
-    local_rank = int(os.environ["LOCAL_RANK"])
-    return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
-""",
-    right=HEAD + """
-def make_sampler(dataset):
-    return torch.utils.data.distributed.DistributedSampler(dataset)
+    example="-import os\n" + HEAD + """
+ def make_sampler(dataset):
+-    local_rank = int(os.environ["LOCAL_RANK"])
+-    return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
++    return torch.utils.data.distributed.DistributedSampler(dataset)
 """,
     ignore="there is one node, and will be.",
     fix="safe",
@@ -289,12 +276,10 @@ def _counts_from(scope: Scope, name: str) -> bool:
     "RW615", "local-rank-as-rank", "warning", "medium",
     message="the rank on its node ({text}) is given as the rank: on a second node it is there again, and no group forms",
     why="Local ranks start from 0 on each node. torchrun sets RANK; init_process_group reads it where no rank is given.",
-    wrong="import os\n" + HEAD + """
-local_rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("nccl", rank=local_rank)
-""",
-    right=HEAD + """
-dist.init_process_group("nccl")
+    example="-import os\n" + HEAD + """
+-local_rank = int(os.environ["LOCAL_RANK"])
+-dist.init_process_group("nccl", rank=local_rank)
++dist.init_process_group("nccl")
 """,
     ignore="the job never leaves one machine.",
 )  # fmt: skip
@@ -322,19 +307,13 @@ def _is_of_all(module: Module, sized: ast.expr, scope: Scope, depth: int = 3) ->
     message="re-entrant activation checkpointing with find_unused_parameters: backward raises 'marked as ready twice'",
     why="The re-entrant variant runs backward passes inside backward, which DDP's search for unused parameters does not survive. "
     "use_reentrant=False works.",
-    wrong=HEAD + """
-from torch.utils.checkpoint import checkpoint
+    example=HEAD + """
+ from torch.utils.checkpoint import checkpoint
 
-def prepare(net, block, x):
-    model = DDP(net, find_unused_parameters=True)
-    return model, checkpoint(block, x)
-""",
-    right=HEAD + """
-from torch.utils.checkpoint import checkpoint
-
-def prepare(net, block, x):
-    model = DDP(net, find_unused_parameters=True)
-    return model, checkpoint(block, x, use_reentrant=False)
+ def prepare(net, block, x):
+     model = DDP(net, find_unused_parameters=True)
+-    return model, checkpoint(block, x)
++    return model, checkpoint(block, x, use_reentrant=False)
 """,
     ignore="static_graph=True is given as well.",
     fix="safe",
