@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,20 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     if len(found) == 0:
         raise ConfigError(f"rows= selects none of {num_rows} rows")
     return found
+
+
+def split_rows(
+    rows: NDArray | range, rule: SplitRule, *, by: str, stratify: str | None, groups_of: Callable[[str], RowGroups]
+) -> list[NDArray]:
+    """Return the places in `rows` of each part of a split; `groups_of` reads their groups. See `RowSource.split`."""
+    strata = None if stratify is None else groups_of(stratify)
+    if by == "row":
+        part = part_of_rows(rows, rule, strata=strata)
+    else:
+        part = part_of_groups(groups_of(by), rule, by=by, strata=strata)
+    members = [places_where(part, number) for number in range(len(rule.names))]
+    log_split([len(member) for member in members], rule, len(rows), by)
+    return members
 
 
 def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGroups | None = None) -> NDArray:

@@ -139,15 +139,13 @@ class RowDraws:
         self._interleave  # noqa: B018  (raises for bad shares now)
 
     @classmethod
-    def of(
-        cls, options: DrawOptions, *, num_rows: int, edges: IntArray, groups_of: Callable[[str], RowGroups]
-    ) -> RowDraws:
+    def of(cls, options: DrawOptions, *, edges: IntArray, groups_of: Callable[[str], RowGroups]) -> RowDraws:
         """Return draws of some rows; `edges` int64[P + 1] are the first rows of the collections, and the end.
 
         Raises:
             ConfigError: weights or shares do not fit the rows, or no row has a value for `balance`.
         """
-        weights = None
+        weights, num_rows = None, int(edges[-1])
         if options.balance is not None:
             groups = groups_of(options.balance)
             if num_rows >= _ENOUGH_ROWS and len(groups.labels) > num_rows / 2:  # measurements rather than classes

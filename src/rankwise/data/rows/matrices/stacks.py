@@ -281,7 +281,7 @@ class MemoryStack(MatrixStack):
             given[: len(held)] = held
 
     def take_dense(self, rows: IntArray, columns: Sequence[IntArray] | None, out: NDArray) -> None:
-        """Copy rows, dense, into an array [B, width, ...]; for `columns` see `make_field`."""
+        """Copy rows, dense, into an array [B, width, ...]; for `columns` see `RowField`."""
         which, local = self.find(rows)
         for number in np.unique(which).tolist():
             matrix, members = self.matrices[number], which == number
