@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankwise.data.contract import IntArray, Locality, NDArray, Order, Samples
+from rankwise.data.contract.values import short_hash
 from rankwise.data.order.layout import WINDOW_BYTES
 from rankwise.data.rows.datasets.in_memory import MemoryDataset, is_anndata, is_h5ad
 from rankwise.data.rows.datasets.on_disk import AnyDataset
@@ -92,9 +93,7 @@ def hash_rows(datasets: Sequence[AnyDataset], rows: NDArray | None) -> str:
     for dataset in datasets:
         name, matrix = first_matrix(dataset)
         facts.append((dataset.num_rows, name, None if matrix is None else matrix.fingerprint))
-    whole = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    chosen = None if rows is None else hashlib.sha256(rows.data).hexdigest()
-    return hashlib.sha256(repr((whole, chosen)).encode()).hexdigest()[:16]
+    return short_hash((short_hash(facts), None if rows is None else hashlib.sha256(rows.data).hexdigest()))
 
 
 def stack_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from rankwise.data.contract.values import short_hash
 from rankwise.data.rows.datasets.on_disk import check_files
 from rankwise.data.rows.datasets.search import find_datasets, load_anndata, open_group
 from rankwise.data.rows.loader.requests import MemoryRows, RowsReader, StoredRows
@@ -123,7 +123,7 @@ class AddedDatasets:
             (_shape(matrix), np.dtype(matrix.dtype).str, matrix.fingerprint if self.is_stored else self._kind)
             for matrix in self._matrices
         ]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        return short_hash(facts)
 
     def add(self, matrix: Any, obs: Any, var: Any) -> None:
         """Add a dataset; if it does not fit, nothing changes.
