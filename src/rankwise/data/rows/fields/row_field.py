@@ -120,7 +120,9 @@ class RowField:
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
         """Return a read of planned rows into the arrays of a batch."""
         if isinstance(self.stack, MemoryStack):
-            return FieldRead((), partial(self._copy, self.stack, plan, out))
+            assert plan.in_memory is not None
+            self.stack.take(plan.in_memory, self._columns, out)
+            return FieldRead((), lambda reports: Finished(reports=reports))
         if isinstance(self.stack, SparseStack) and not self.spec.ragged:
             if plan.to_spread:
                 return FieldRead((), lambda _: self._spread(plan, out[0], reader, memory))
@@ -128,17 +130,6 @@ class RowField:
         if self._columns is None:
             return FieldRead(plan.jobs(out), partial(finished_plain, plan, out, self.spec))
         return self._begin_taken(self._columns, plan, out[0], memory)
-
-    def _copy(
-        self, stack: MemoryStack, plan: MatrixPlan, out: tuple[NDArray, ...], reports: tuple[BoxReport, ...]
-    ) -> Finished:
-        """Copy rows in memory, as they are or dense, all columns or selected ones."""
-        assert plan.in_memory is not None
-        if self.spec.ragged:
-            stack.take(plan.in_memory, out)
-        else:
-            stack.take_dense(plan.in_memory, self._columns, out[0])
-        return Finished(reports=reports)
 
     def _begin_taken(
         self, columns: Sequence[IntArray], plan: MatrixPlan, out: NDArray, memory: MemoryPool
