@@ -13,7 +13,7 @@ from _rows.readers import Reader
 from _rows.task import Task
 from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.feed.memory.pool import MemoryPool, allocate_bytes
-from rankwise.data.rows.fields.row_field import make_field, read_fields
+from rankwise.data.rows.fields.row_field import RowField, read_fields
 from rankwise.data.rows.matrices.matrix import open_matrix
 from rankwise.data.rows.matrices.stacks import MatrixPlan, stack_matrices
 from rankwise.data.store import BoxPlan, BoxReader
@@ -27,7 +27,7 @@ class Ours(Reader):
         self._reader = BoxReader(cache=0, threads=task.threads)
         self._stack = stack_matrices([open_matrix(f"{task.store}/X", self._reader)])
         columns = [task.columns()] if output == "genes" else None
-        self._field = make_field(self._stack, dense=output == "dense", columns=columns)
+        self._field = RowField(self._stack, dense=output == "dense", columns=columns)
         self._memory = MemoryPool()
         self._held: dict[str, np.ndarray] = {}
 

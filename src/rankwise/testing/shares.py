@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from rankwise.data.contract import BaseSource, IntArray, ListedIds, Order, OrderState, Share, Step, shares
+from rankwise.data.contract import BaseSource, IntArray, Order, OrderState, Share
+from rankwise.data.contract.cuts import lone_share
 from rankwise.data.samples import SampleLoader
 from rankwise.world import World
 
@@ -70,7 +71,4 @@ def share_of(ids: Sequence[int] | IntArray) -> Share:
         ids: int64[B], sample ids.
     """
     held: IntArray = np.asarray(ids, dtype=np.int64)
-    state = OrderState(seed=1, epoch=0, position=len(held), recipe="test")
-    members = ListedIds(ids=held, lanes=np.zeros_like(held))
-    step = Step(epoch=0, index=0, start=0, count=len(held), size=len(held), members=members, resume=state)
-    return shares(step, rank=0, world_size=1, num_micro=1)[0]
+    return lone_share(held, OrderState(seed=1, epoch=0, position=len(held), recipe="test"))

@@ -4,7 +4,7 @@ import pytest
 
 import rankwise.data.crops as damacy
 from rankwise.data.crops.budget import Caps, host_memory_bytes, stream_budget
-from rankwise.data.crops.devices import RankPlace
+from rankwise.data.crops.devices import DevicePlace
 
 MIB = 2**20
 
@@ -15,7 +15,7 @@ def config(**values):
 
 def budget(config, *, host_bytes=2**40, **place):
     caps = {name: getattr(config, name) for name in ("max_gpu_memory_bytes", "max_host_memory_bytes")}
-    return stream_budget(config, Caps(place=RankPlace(device=None, **place), host_memory_bytes=host_bytes, **caps))
+    return stream_budget(config, Caps(place=DevicePlace(device=None, **place), host_memory_bytes=host_bytes, **caps))
 
 
 def test_a_batch_is_added_up():
@@ -45,8 +45,8 @@ def test_ranks_share():
     """A device cap is divided among the ranks that share the GPU, the host's among those of the machine."""
     assert budget(config(max_gpu_memory_bytes=32 * MIB), sharers=4).num_slots == 2
     assert budget(config(max_gpu_memory_bytes=32 * MIB)).num_slots == 4
-    assert budget(config(max_host_memory_bytes=32 * MIB), local_ranks=3).num_slots == 2
-    assert budget(config(), local_ranks=2, host_bytes=24 * MIB).num_slots == 3
+    assert budget(config(max_host_memory_bytes=32 * MIB), local_world_size=3).num_slots == 2
+    assert budget(config(), local_world_size=2, host_bytes=24 * MIB).num_slots == 3
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_without_cuda_it_is_the_cpu():
 def test_the_rank_comes_from_the_launcher():
     """Global rank and ranks of this machine, also before a process group is there."""
     place = bind("cpu", RANK_1)
-    assert (place.rank, place.local_ranks, place.sharers) == (5, 4, 1)
+    assert (place.rank, place.local_world_size, place.sharers) == (5, 4, 1)
     assert bind("numpy", {"LOCAL_RANK": "1"}).rank == 0
 
 

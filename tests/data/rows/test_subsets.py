@@ -1,5 +1,6 @@
 """Some of the rows, and parts of a split."""
 
+import logging
 import tracemalloc
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 from rankwise.data.order import SplitRule
 from rankwise.data.rows.obs import RowGroups, places_where
-from rankwise.data.rows.subsets import chosen_rows, log_split, part_of_groups, part_of_rows
+from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows
 from rankwise.errors import ConfigError
+
+LOG = logging.getLogger("rankwise.rows")
 
 
 def test_masks_and_lists():
@@ -110,10 +113,10 @@ def test_what_cannot_be_split():
     with pytest.raises(ConfigError, match=r"got object\[2\]; for booleans .*fillna\(False\)"):
         chosen_rows(pd.array([True, None], dtype="boolean"), 2)
     with pytest.raises(ConfigError, match=r"leaves part 1 empty .* use exact=True"):
-        log_split([5, 0], rule(0.8, 0.2), 5, "donor")
+        rule(0.8, 0.2).log_sizes(LOG, "donor", [5, 0], 5, ["5", "0"])
     with pytest.warns(UserWarning, match=r"far from the requested one.*exact=True counts"):
-        log_split([1, 4], rule(0.8, 0.2), 5, "donor")
-    log_split([1, 4], rule(0.8, 0.2, exact=True), 5, "donor")
+        rule(0.8, 0.2).log_sizes(LOG, "donor", [1, 4], 5, ["1", "4"])
+    rule(0.8, 0.2, exact=True).log_sizes(LOG, "donor", [1, 4], 5, ["1", "4"])
     with pytest.raises(ConfigError, match='lists values of a column: set it with by="donor"'):
         part_of_rows(range(5), SplitRule.of(None, {"val": ["3"]}, exact=False, seed=1))
     two = RowGroups(labels=("x", "y"), codes=np.array([0, 0, 1, 1, 1, 0]))

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract.values import IntArray, Share, Step, whole_number
+from rankwise.data.contract.values import IntArray, ListedIds, OrderState, Share, Step, whole_number
 from rankwise.errors import ConfigError
 
 WordArray: TypeAlias = npt.NDArray[np.uint64]
@@ -136,6 +136,13 @@ def _begin(total: int, rank: int, world_size: int, speeds: Sequence[int] | None)
         raise ConfigError(f"shares needs one speed for each of the {world_size} ranks, got {len(speeds)}")
     each = int(total >= world_size)
     return rank * each + sum(speeds[:rank]) * (total - world_size * each) // sum(speeds)
+
+
+def lone_share(ids: IntArray, resume: OrderState) -> Share:
+    """Return the share of one rank alone in a step with all `ids`, int64[B]."""
+    members = ListedIds(ids=ids, lanes=np.zeros_like(ids))
+    step = Step(epoch=0, index=0, start=0, count=len(ids), size=len(ids), members=members, resume=resume)
+    return shares(step, rank=0, world_size=1, num_micro=1)[0]
 
 
 def sample_keys(seed: int, epoch: int, ids: IntArray) -> IntArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import operator
@@ -250,6 +251,11 @@ class ReadReport:
     fast_chunks: int = 0
     slow_chunks: int = 0
     errors: tuple[SampleError, ...] = ()
+
+
+def short_hash(facts: object) -> str:
+    """Return a hash of facts by their `repr`, or of bytes: 16 hexadecimal digits."""
+    return hashlib.sha256(facts if isinstance(facts, bytes) else repr(facts).encode()).hexdigest()[:16]
 
 
 def whole_number(

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import whole_number
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.devices import RankPlace
+from rankwise.data.crops.devices import DevicePlace
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
 from rankwise.data.crops.fields import field_specs, sample_bytes
 
@@ -51,7 +51,7 @@ class Caps:
         InvalidArgument: a limit is not an integer of at least 1.
     """
 
-    place: RankPlace
+    place: DevicePlace
     max_gpu_memory_bytes: int | None = None
     max_host_memory_bytes: int | None = None
     host_memory_bytes: int = field(default_factory=host_memory_bytes)
@@ -72,7 +72,7 @@ class Caps:
     def host_bytes(self) -> int:
         """This rank's part of the host memory."""
         cap = min(self.max_host_memory_bytes or self.host_memory_bytes, self.host_memory_bytes)
-        return cap // self.place.local_ranks
+        return cap // self.place.local_world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Budget:
         Raises:
             BudgetExceeded: it does not fit; the message lists the parts and the needed total.
         """
-        caps, sharers, local_ranks = self.caps, self.caps.place.sharers, self.caps.place.local_ranks
+        caps, sharers, local_ranks = self.caps, self.caps.place.sharers, self.caps.place.local_world_size
         device_needed = slots * self.batch_bytes
         host_needed = device_needed + self.scratch_bytes + self.cache_bytes
         larger = []

@@ -8,12 +8,13 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankwise.data.crops.exceptions import InvalidArgument
+from rankwise.data.feed.options import RankPlace, find_place
 from rankwise.errors import MissingExtraError
 from rankwise.launch.hardware import num_usable_cores, read_topology
 
@@ -40,21 +41,14 @@ class CudaFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """The device and rank of a pipeline.
+class DevicePlace(RankPlace):
+    """The torch device and rank of a pipeline; the number of ranks only from `place_in_world`.
 
     Attributes:
-        device: torch device; None = NumPy arrays.
-        rank: global rank.
-        world_size: number of ranks, if requested (`place_in_world`).
-        local_ranks: ranks on this machine.
         sharers: ranks that share the device, this one included.
     """
 
     device: torch.device | None
-    rank: int = 0
-    world_size: int = 1
-    local_ranks: int = 1
     sharers: int = 1
 
     def pinning(self, strategy: NumaStrategy, node: int) -> Callable[[], None]:
@@ -85,7 +79,7 @@ def bind_device(
     *,
     environ: Mapping[str, str] | None = None,
     cuda: CudaFacts | None = None,
-) -> RankPlace:
+) -> DevicePlace:
     """Return the place of a pipeline, after a check that the process does not use another device.
 
     Args:
@@ -111,14 +105,14 @@ def bind_device(
 
     world = World.current()
     if world.world_size > 1:
-        place = RankPlace(device=None, rank=world.rank, local_ranks=world.local_world_size)
+        place = DevicePlace(device=None, rank=world.rank, local_world_size=world.local_world_size)
     if device is None or device.type != "cuda":
         return replace(place, device=device)
     _cross_check(device.index or 0, wanted, environ, cuda)
-    return replace(place, device=device, sharers=-(-place.local_ranks // max(1, cuda.count)))
+    return replace(place, device=device, sharers=-(-place.local_world_size // max(1, cuda.count)))
 
 
-def place_in_world(wanted: int | str | torch.device | None, world: World | None) -> RankPlace:
+def place_in_world(wanted: str | torch.device | None, world: World | None) -> DevicePlace:
     """Return the place of a pipeline in a world; an explicitly chosen device is checked as in `bind_device`.
 
     Args:
@@ -129,34 +123,19 @@ def place_in_world(wanted: int | str | torch.device | None, world: World | None)
         InvalidArgument: the device does not exist, or the process already uses another one.
         MissingExtraError: a device was asked for and torch is not installed.
     """
-    if world is None:
-        if wanted is None and find_spec("torch") is None:
-            return _without_torch(os.environ)
-        from rankwise.world import World
-
-        world = World.current()
-    if wanted is None:
-        device = None
-    elif isinstance(wanted, str) and wanted == "auto":
-        device = None if getattr(world, "backend", "") == "jax" else world.device
-    else:
-        device = bind_device(wanted).device
-    num_devices = _ask_torch().count if device is not None and device.type == "cuda" else 0
-    sharers = -(-world.local_world_size // num_devices) if num_devices else 1
-    return RankPlace(
-        device=device,
-        rank=world.rank,
-        world_size=world.world_size,
-        local_ranks=world.local_world_size,
-        sharers=sharers,
-    )
+    chosen = wanted is not None and not (isinstance(wanted, str) and wanted == "auto")
+    place = find_place(world, bind_device(wanted).device if chosen else wanted)
+    num_devices = _ask_torch().count if place.device is not None and place.device.type == "cuda" else 0
+    return DevicePlace(**asdict(place), sharers=-(-place.local_world_size // num_devices) if num_devices else 1)
 
 
-def _without_torch(environ: Mapping[str, str]) -> RankPlace:
+def _without_torch(environ: Mapping[str, str]) -> DevicePlace:
     from rankwise._process.place import Place, announced_place, num_local_ranks
 
     place = announced_place(environ) or Place()
-    return RankPlace(device=None, rank=place.rank, world_size=place.world_size, local_ranks=num_local_ranks(environ))
+    return DevicePlace(
+        device=None, rank=place.rank, world_size=place.world_size, local_world_size=num_local_ranks(environ)
+    )
 
 
 def _ask_torch() -> CudaFacts:

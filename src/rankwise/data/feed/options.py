@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from rankwise._process.place import Place, announced_place
+from rankwise._process.place import Place, announced_place, num_local_ranks
 from rankwise.data.contract import Order, Source
 from rankwise.data.feed.cursor import CursorLoader
 from rankwise.data.feed.place_jax import is_jax_target
@@ -158,11 +158,12 @@ def _mib(num_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """A rank, the number of ranks, and the device of its batches (None = NumPy arrays)."""
+    """A rank, the number of ranks, of those on its machine, and the device of its batches (None = NumPy arrays)."""
 
-    rank: int
-    world_size: int
-    device: str | torch.device | jax.sharding.Sharding | None
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    device: Any  # str | torch.device | jax.sharding.Sharding | None
 
 
 def find_place(world: World | None, device: str | torch.device | jax.sharding.Sharding | None) -> RankPlace:
@@ -187,8 +188,10 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
                     "or pass device=None for NumPy arrays and SciPy matrices, 'jax' for JAX"
                 )
             said = announced_place(os.environ) or Place()
-            return RankPlace(rank=said.rank, world_size=said.world_size, device=device)
+            sizes = {"world_size": said.world_size, "local_world_size": num_local_ranks(os.environ)}
+            return RankPlace(rank=said.rank, device=device, **sizes)
         world = current_world()
     own = None if getattr(world, "backend", "") == "jax" else world.device
     chosen = own if isinstance(device, str) and device == "auto" else device
-    return RankPlace(rank=world.rank, world_size=world.world_size, device=chosen)
+    sizes = {"world_size": world.world_size, "local_world_size": world.local_world_size}
+    return RankPlace(rank=world.rank, device=chosen, **sizes)

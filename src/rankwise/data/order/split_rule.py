@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
@@ -128,6 +130,35 @@ class SplitRule:
         if self.exact or strata is not None:
             return exact_parts(places, self.fractions, strata)
         return part_at(places, self.fractions)
+
+    def log_sizes(self, log: logging.Logger, by: str, sizes: Sequence[int], total: int, words: Sequence[str]) -> None:
+        """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes.
+
+        Args:
+            log: where.
+            by: what was split by.
+            sizes: of the parts, in the unit of `total`.
+            total: what was split.
+            words: for each part its size in words.
+
+        Raises:
+            ConfigError: a part is empty.
+        """
+        listing = zip(self.names, words, self.asked, strict=True)
+        text = ", ".join(f"{n}: {w}{'' if asked is None else f' (asked for {asked:.3g})'}" for n, w, asked in listing)
+        empty = [name for name, size in zip(self.names, sizes, strict=True) if size == 0]
+        if empty:
+            raise ConfigError(
+                f"the split by {by} leaves {', '.join(empty)} empty ({text}): use exact=True, another seed, larger "
+                "fractions or smaller groups"
+            )
+        log.info("split by %s: %s", by, text)
+        asked = ((size, fraction) for size, fraction in zip(sizes, self.asked, strict=True) if fraction is not None)
+        if not self.exact and any(abs(size / total - fraction) > fraction / 2 for size, fraction in asked):
+            warnings.warn(
+                f"the split by {by} is far from the requested one: {text}; exact=True counts instead of drawing",
+                stacklevel=4,
+            )
 
     def handed_out(self, made: Sequence[Made]) -> dict[str, Made] | tuple[Made, ...]:
         """Return one result per part in the requested form: by name, or in order."""

@@ -250,13 +250,9 @@ class RowGroups:
     labels: tuple[str, ...]  # names of the groups, as text: stable when data are added
     codes: NDArray  # [num_rows], an index into `labels`, in the smallest signed dtype; -1 = no group
 
-    def of(self, rows: NDArray) -> RowGroups:
-        """Return the groups of some rows, with the same labels."""
-        return RowGroups(labels=self.labels, codes=taken(self.codes, rows))
 
-
-def read_groups(datasets: Sequence[AnyDataset], name: str) -> RowGroups:
-    """Read a column of all datasets as groups of equal values. Accepts categories, text and numbers.
+def read_groups(datasets: Sequence[AnyDataset], name: str, rows: NDArray | None = None) -> RowGroups:
+    """Read a column of all datasets as groups of equal values, for some rows or all. Accepts all kinds of values.
 
     Raises:
         ConfigError: there is no such column.
@@ -269,4 +265,5 @@ def read_groups(datasets: Sequence[AnyDataset], name: str) -> RowGroups:
     table, maps = joined_categories(parts)
     by_text = {text: number for number, text in enumerate(dict.fromkeys(map(str, table)))}
     same = np.array([*(by_text[str(held)] for held in table), -1], dtype=np.int64)
-    return RowGroups(labels=tuple(by_text), codes=joined_codes(parts, [same[to] for to in maps], len(by_text)))
+    codes = joined_codes(parts, [same[to] for to in maps], len(by_text))
+    return RowGroups(labels=tuple(by_text), codes=codes if rows is None else taken(codes, rows))

@@ -10,29 +10,22 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from rankwise.data.contract import (
-    BaseSource,
-    BatchBuffer,
-    FieldSpec,
-    IntArray,
-    ListedIds,
-    OrderState,
-    ReadReport,
-    Share,
-    Step,
-    shares,
-)
+from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, NDArray, OrderState, ReadReport, Share
+from rankwise.data.contract.cuts import lone_share
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.csr import one_row
 from rankwise.data.order import Groups, SplitRule
-from rankwise.data.rows.chosen import ChosenRows, NamedRows, RowLocality, bound_rows, find_rows
+from rankwise.data.rows.chosen import NamedRows, RowLocality, bound_rows, find_rows, hash_rows, stack_rows
 from rankwise.data.rows.datasets.on_disk import open_dataset
+from rankwise.data.rows.draws.row_draws import RowDraws
 from rankwise.data.rows.draws.weights import DrawOptions
 from rankwise.data.rows.fields.row_field import RowPlan, ScratchPools, read_fields
 from rankwise.data.rows.fields.variables import FieldChoice, RowFields
 from rankwise.data.rows.matrices.damage import row_errors
-from rankwise.data.rows.obs import read_tables
+from rankwise.data.rows.obs import RowGroups, read_groups, read_tables, taken
+from rankwise.data.rows.subsets import chosen_rows, split_rows
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
+from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,11 +77,12 @@ class RowSource(BaseSource):
         threads: int | None = None,
     ) -> None:
         choice = FieldChoice(matrices=matrices, obs=obs, dense=dense, genes=genes, dtype=dtype)
-        named = find_rows(uris)
+        self._named = find_rows(uris)
         # an order with windows soon returns to its chunks: keep each one at its first use
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
-        self.datasets = tuple(open_dataset(place, self.reader) for one in named for place in one.places)
-        self._chosen = ChosenRows.of(named, self.datasets, rows)
+        self.datasets = tuple(open_dataset(place, self.reader) for one in self._named for place in one.places)
+        self._edges, self._rows = stack_rows(self._named, self.datasets, rows)
+        self._draws: RowDraws | None = None  # None = each row once
         self._fields = RowFields.of(self.datasets, choice)
         self._shelf = ScratchPools()
 
@@ -111,14 +105,11 @@ class RowSource(BaseSource):
             ConfigError: rows are drawn, so a number means another row in each epoch.
             SampleError: it cannot be read.
         """
-        self._chosen.refuse_draws("have no fixed samples: read the rows that they are drawn from")
+        self._refuse_draws("have no fixed samples: read the rows that they are drawn from")
         number = range(len(self))[operator.index(sample)]
-        ids = np.array([number], dtype=np.int64)
-        state = OrderState(seed=0, epoch=0, position=1, recipe="")
-        members = ListedIds(ids=ids, lanes=np.zeros_like(ids))
-        step = Step(epoch=0, index=0, start=0, count=1, size=1, members=members, resume=state)
+        share = lone_share(np.array([number]), OrderState(seed=0, epoch=0, position=1, recipe=""))
         buffer = HostBuffer()
-        for error in self.read(self.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), buffer).errors:
+        for error in self.read(self.plan(share), buffer).errors:
             raise error
         widths = {name: spec.shape[0] if spec.ragged else None for name, spec in self.fields.items()}
         return {name: one_row(buffer.arrays(name), 0, width) for name, width in widths.items()}
@@ -133,15 +124,16 @@ class RowSource(BaseSource):
             ConfigError: there is no such column, or rows are drawn.
             DataError: a column cannot be read.
         """
-        chosen = self._chosen
-        chosen.refuse_draws("have no table: every epoch draws others; read the rows that they are drawn from")
+        self._refuse_draws("have no table: every epoch draws others; read the rows that they are drawn from")
         table: pd.DataFrame = read_tables(self.datasets, columns)
-        return table if chosen.rows is None else table.iloc[chosen.rows]
+        return table if self._rows is None else table.iloc[self._rows]
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         """Number of rows, those of the subset if there is one; for drawn rows the draws of an epoch."""
-        return self._chosen.num_samples
+        if self._draws is not None:
+            return self._draws.options.num_samples
+        return int(self._edges[-1]) if self._rows is None else len(self._rows)
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -158,26 +150,26 @@ class RowSource(BaseSource):
         """Names of all variables; each access reads them."""
         return self.datasets[0].var_names()
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the selected rows, and how they are drawn: equal for a copy at another path.
 
         Fields, dense output, genes and dtypes are not part of it: one order serves any of them.
         """
-        return self._chosen.fingerprint
+        own = hash_rows(self.datasets, self._rows)
+        return own if self._draws is None else f"{own}+{self._draws.fingerprint}"
 
     @property
     def draw_options(self) -> DrawOptions | None:
         """How rows are drawn; None = they are not drawn."""
-        return None if self._chosen.draws is None else self._chosen.draws.options
+        return None if self._draws is None else self._draws.options
 
     @property
     def stored_rows(self) -> NamedRows:
         """Its rows, for opening with others: ``RowSource([part_of_a, part_of_b])``; raises an error for drawn rows."""
-        chosen = self._chosen
-        chosen.refuse_draws("cannot be put in a list: list the rows first, then draw from them")
-        name = " + ".join(one.name for one in chosen.named)
-        return NamedRows(name=name, places=tuple(dataset.origin for dataset in self.datasets), rows=chosen.rows)
+        self._refuse_draws("cannot be put in a list: list the rows first, then draw from them")
+        name = " + ".join(one.name for one in self._named)
+        return NamedRows(name=name, places=tuple(dataset.origin for dataset in self.datasets), rows=self._rows)
 
     @cached_property
     def locality(self) -> RowLocality:
@@ -186,7 +178,8 @@ class RowSource(BaseSource):
         Rows of a chunk are decoded together, so loaders read the steps of a window together.
         """
         stacks = tuple(field.stack for field in self._fields.open_matrices.values())
-        return RowLocality.of(self._chosen, stacks, cache_bytes=self.cache.capacity_bytes)
+        num_stored, cache_bytes = int(self._edges[-1]), self.cache.capacity_bytes
+        return RowLocality.of(stacks, num_stored, self._rows, self.draw_options, cache_bytes=cache_bytes)
 
     @property
     def cache(self) -> ChunkCache:
@@ -206,7 +199,9 @@ class RowSource(BaseSource):
             seed: seed of the order, which with `epoch` decides drawn rows; otherwise ignored.
             epoch: the epoch.
         """
-        return self._chosen.numbers(ids, seed=seed, epoch=epoch)
+        chosen = ids if self._draws is None else self._draws.rows(ids, seed=seed, epoch=epoch)
+        found: IntArray = chosen if self._rows is None else self._rows[chosen].astype(np.int64)
+        return found
 
     def drawn(
         self,
@@ -235,17 +230,10 @@ class RowSource(BaseSource):
             ConfigError: none of them is given, or they are invalid; or rows are drawn already.
         """
         options = DrawOptions.of(
-            balance=balance,
-            weights=weights,
-            mix=mix,
-            num_samples=num_samples,
-            num_rows=self.num_samples,
-            together=together,
-            names=[one.name for one in self._chosen.named],
-            block_rows=self.locality.chunk_samples,
-            chunk_bytes=self.locality.chunk_bytes,
-        )
-        return self._with(_chosen=self._chosen.drawn(options))
+            balance=balance, weights=weights, mix=mix, num_samples=num_samples, num_rows=self.num_samples,
+            together=together, names=[one.name for one in self._named], locality=self.locality,
+        )  # fmt: skip
+        return self._drawn(options)
 
     def bound_to(self, order: Any) -> RowSource:
         """Return the samples that an order counts: these rows, drawn if the order draws.
@@ -253,8 +241,7 @@ class RowSource(BaseSource):
         Raises:
             ConfigError: the order was made for other rows, or for other draws.
         """
-        chosen = bound_rows(self._chosen, order)
-        return self if chosen is self._chosen else self._with(_chosen=chosen)
+        return bound_rows(self, order, self._drawn)
 
     def subset(self, rows: Any) -> RowSource:
         """Return a source with some of these samples, with the same reader and columns.
@@ -265,7 +252,8 @@ class RowSource(BaseSource):
         Raises:
             ConfigError: there are no such samples, or they are drawn.
         """
-        return self._with(_chosen=self._chosen.subset(rows))
+        self._refuse_draws("have no subsets: take the subset first, then draw from it")
+        return self._some(chosen_rows(rows, self.num_samples))
 
     def reading(self, **changes: Any) -> RowSource:
         """Return a source with the same rows and other fields, over the same stores, reader and cache.
@@ -278,8 +266,8 @@ class RowSource(BaseSource):
             ConfigError: there are no such fields or rows.
         """
         rows = changes.pop("rows", None)
-        fields = self._fields.changed(**changes)
-        return self._with(_chosen=self._chosen if rows is None else self._chosen.subset(rows), _fields=fields)
+        made = self._with(_fields=self._fields.changed(**changes))
+        return made if rows is None else made.subset(rows)
 
     def select(self, fields: Sequence[str]) -> RowSource:
         """Return a source with some of the fields, with the same reader; its orders are the same.
@@ -333,7 +321,10 @@ class RowSource(BaseSource):
                 a part is empty.
         """
         rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
-        return rule.handed_out([self._with(_chosen=part) for part in self._chosen.split(by, rule, stratify)])
+        self._refuse_draws("cannot be split: split first, then draw from a part")
+        rows = range(self.num_samples) if self._rows is None else self._rows
+        parts = split_rows(rows, rule, by=by, stratify=stratify, groups_of=self._groups)
+        return rule.handed_out([self._some(part) for part in parts])
 
     def fused_with(self, batch_transform: Any) -> RowSource | None:
         """Return a source that applies a batch transform while rows are read; None = not supported.
@@ -350,12 +341,10 @@ class RowSource(BaseSource):
             IndexError: the share contains a sample that the source does not have.
             DataError: the storage of row pointers fails; damage is reported when they are read.
         """
-        ids = np.asarray(share.ids, dtype=np.int64)
-        chosen = self._chosen
-        if len(ids) and not (ids.min() >= 0 and ids.max() < chosen.num_samples):
-            held = chosen.num_samples
+        ids, held = np.asarray(share.ids, dtype=np.int64), self.num_samples
+        if len(ids) and not (ids.min() >= 0 and ids.max() < held):
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {held}")
-        rows = chosen.numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
+        rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
         plans = {name: field.plan(rows, self.reader) for name, field in self._fields.matrices.items()}
         return RowPlan.of(share, rows, plans, self.reader)
 
@@ -383,8 +372,28 @@ class RowSource(BaseSource):
         self._shelf.clear()
         self.reader.close()
 
+    def _refuse_draws(self, said: str) -> None:
+        """Raise an error if rows are drawn: `said` completes "drawn rows ..."."""
+        if self._draws is not None:
+            raise ConfigError(f"drawn rows {said}")
+
+    def _groups(self, column: str) -> RowGroups:
+        return read_groups(self.datasets, column, self._rows)
+
+    def _drawn(self, options: DrawOptions) -> RowSource:
+        self._refuse_draws("cannot be drawn from: draw once, from the rows themselves")
+        edges = self._edges
+        if self._rows is not None:  # same dtype: otherwise NumPy would copy all rows to a wider one
+            edges = np.searchsorted(self._rows, edges.astype(self._rows.dtype)).astype(np.int64)
+        return self._with(_draws=RowDraws.of(options, edges=edges, groups_of=self._groups))
+
+    def _some(self, samples: NDArray) -> RowSource:
+        return self._with(_rows=samples if self._rows is None else taken(self._rows, samples))
+
     def _with(self, **changes: Any) -> RowSource:
         made = object.__new__(type(self))
         vars(made).update({**vars(self), **changes})
-        vars(made).pop("locality", None)
+        known = ("fingerprint", "num_samples") if "_fields" in changes else ()
+        for name in {"fingerprint", "locality", "num_samples"}.difference(known):
+            vars(made).pop(name, None)
         return made

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,6 +49,21 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     if len(found) == 0:
         raise ConfigError(f"rows= selects none of {num_rows} rows")
     return found
+
+
+def split_rows(
+    rows: NDArray | range, rule: SplitRule, *, by: str, stratify: str | None, groups_of: Callable[[str], RowGroups]
+) -> list[NDArray]:
+    """Return the places in `rows` of each part of a split; `groups_of` reads their groups. See `RowSource.split`."""
+    strata = None if stratify is None else groups_of(stratify)
+    if by == "row":
+        part = part_of_rows(rows, rule, strata=strata)
+    else:
+        part = part_of_groups(groups_of(by), rule, by=by, strata=strata)
+    members = [places_where(part, number) for number in range(len(rule.names))]
+    sizes = [len(member) for member in members]
+    rule.log_sizes(_LOG, repr(by), sizes, len(rows), [f"{size} of {len(rows)} rows" for size in sizes])
+    return members
 
 
 def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGroups | None = None) -> NDArray:
@@ -105,24 +119,3 @@ def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
                 'values: use by="row", or stratify by something else'
             )
     return found
-
-
-def log_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:
-    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes."""
-    text = ", ".join(
-        f"{name}: {size} of {total} rows{'' if asked is None else f' (asked for {asked:.3g})'}"
-        for name, size, asked in zip(rule.names, sizes, rule.asked, strict=True)
-    )
-    empty = [name for name, size in zip(rule.names, sizes, strict=True) if size == 0]
-    if empty:
-        raise ConfigError(
-            f"the split by {by!r} leaves {', '.join(empty)} empty ({text}): use exact=True, another seed, larger "
-            "fractions or smaller groups"
-        )
-    _LOG.info("split by %r: %s", by, text)
-    asked = ((size, fraction) for size, fraction in zip(sizes, rule.asked, strict=True) if fraction is not None)
-    if not rule.exact and any(abs(size / total - fraction) > fraction / 2 for size, fraction in asked):
-        warnings.warn(
-            f"the split by {by!r} is far from the requested one: {text}; exact=True counts instead of drawing",
-            stacklevel=4,
-        )

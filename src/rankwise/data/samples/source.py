@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import operator
 import os
@@ -25,6 +24,7 @@ from rankwise.data.contract import (
     Share,
     choose_fields,
 )
+from rankwise.data.contract.values import short_hash
 from rankwise.data.feed import FeedLoader, other_way
 from rankwise.data.samples.columns import Column, GroupArrays, MemoryColumn, StoredColumn, make_column
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, ChunkCache, ReaderStats, sum_reports
@@ -115,8 +115,7 @@ class ArraySource(BaseSource):
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
         columns = {name: make_column(name, array, self.reader, missing=missing) for name, array in arrays.items()}
         self.num_samples = _common_length(columns)
-        facts = sorted((name, column.fingerprint) for name, column in columns.items())
-        self.fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        self.fingerprint = short_hash(sorted((name, column.fingerprint) for name, column in columns.items()))
         self._set_columns(columns)
 
     def _set_columns(self, columns: dict[str, Column]) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.data.contract import BaseLoader, BaseSource, Batch, ListedIds, OrderState, Step, shares
+from rankwise.data.contract import BaseLoader, BaseSource, Batch, OrderState
+from rankwise.data.contract.cuts import lone_share
 from rankwise.data.feed import HostBuffer
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.errors import DesyncError
@@ -126,10 +127,9 @@ def _sample(loader: BaseLoader) -> str | None:
         return digest(_copied(samples)[0])
     state, zero = loader.state_dict(), np.zeros(1, dtype=np.int64)
     resume = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
-    step = Step(epoch=0, index=0, start=0, count=1, size=1, members=ListedIds(ids=zero, lanes=zero), resume=resume)
     into = HostBuffer()
     source: Any = samples
-    source.read(source.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), into)
+    source.read(source.plan(lone_share(zero, resume)), into)
     return digest({name: list(into.arrays(name)) for name in sorted(source.fields)})
 
 

@@ -9,7 +9,7 @@ import rankwise.data.crops as damacy
 from rankwise import Order
 from rankwise.data.crops import CropIndex, Foreground, IndexPipeline, Stage, Take
 from rankwise.data.crops.budget import Caps
-from rankwise.data.crops.devices import RankPlace
+from rankwise.data.crops.devices import DevicePlace
 from rankwise.data.crops.index.source import index_budget
 from rankwise.errors import ConfigError
 from rankwise.launch.hardware import Topology
@@ -20,7 +20,7 @@ CACHE = 1000
 
 def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, world_size=2, batch_size=12, **more):
     caps = Caps(
-        place=RankPlace(device=None, sharers=sharers, local_ranks=local_ranks, world_size=world_size),
+        place=DevicePlace(device=None, sharers=sharers, local_world_size=local_ranks, world_size=world_size),
         max_gpu_memory_bytes=device,
         max_host_memory_bytes=host,
         host_memory_bytes=10**9,

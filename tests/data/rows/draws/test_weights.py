@@ -52,7 +52,7 @@ def test_draws_take_little_on_their_way():
     tracemalloc.start()
     try:
         options = DrawOptions(num_samples=num, balance="kind", together=4, block_rows=64)
-        draws = RowDraws.of(options, num_rows=num, edges=np.array([0, num]), groups_of=lambda _: groups)
+        draws = RowDraws.of(options, edges=np.array([0, num]), groups_of=lambda _: groups)
         rows = draws.rows(ids, seed=1, epoch=0)
         _, peak = tracemalloc.get_traced_memory()
     finally:

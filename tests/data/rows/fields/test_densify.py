@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.fields.row_field import make_field, read_fields
+from rankwise.data.rows.fields.row_field import RowField, read_fields
 from rankwise.data.rows.fields.variables import modality_of
 from rankwise.data.rows.matrices.matrix import open_matrix
 from rankwise.data.rows.matrices.stacks import stack_matrices
@@ -95,7 +95,7 @@ def held(tmp_path_factory):
 def read(stored, rows, reader, *, genes=None, dtype=None, memory=None):
     """Dense rows, and how they came."""
     stack = stack_matrices([open_matrix(place, reader) for place in stored.places], dtype=dtype)
-    field = make_field(stack, dense=True, columns=None if genes is None else [np.array(genes)])
+    field = RowField(stack, dense=True, columns=None if genes is None else [np.array(genes)])
     plan = field.plan(np.asarray(rows, dtype=np.int64), reader)
     out = np.empty((len(rows), *field.spec.shape), dtype=field.spec.dtype)
     out.view(np.uint8)[...] = 0xA5  # what a buffer held before does not matter

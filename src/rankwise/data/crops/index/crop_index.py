@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality, NDArray
+from rankwise.data.contract.values import short_hash
 from rankwise.data.crops.fields import column_specs
 from rankwise.data.crops.index.cells import CellFinder
 from rankwise.data.crops.index.compiled import Compiled, compile_rules
@@ -201,7 +201,7 @@ class CropIndex(BaseSamples):
         if twice:
             raise ConfigError(f"labels={min(twice)!r} has the name of a field or of its mask: rename it")
         facts = (repr((name, col.dtype.str, col.shape)).encode() + col.tobytes() for name, col in columns.items())
-        self.fingerprint = _hashed(repr((self._compiled_digest(), _hashed(b"".join(facts)))).encode())
+        self.fingerprint = short_hash((self._compiled_digest(), short_hash(b"".join(facts))))
 
     def _compiled_digest(self) -> str:
         """Return a hash of all that decides the places of crops, in any epoch; compiles the stages of a curriculum."""
@@ -210,7 +210,7 @@ class CropIndex(BaseSamples):
             return first
         epochs = range(_KNOWN_EPOCHS) if callable(curriculum) else sorted(curriculum)
         digests = [self.compiled(epoch).digest for epoch in epochs]
-        return _hashed(repr((None if callable(curriculum) else list(epochs), digests)).encode())
+        return short_hash((None if callable(curriculum) else list(epochs), digests))
 
     @property
     def num_samples(self) -> int:
@@ -368,7 +368,3 @@ class CropIndex(BaseSamples):
         rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
         parts = split_images(self.images, by=by, rule=rule, stratify=stratify)
         return rule.handed_out([self.of_images(part) for part in parts])
-
-
-def _hashed(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

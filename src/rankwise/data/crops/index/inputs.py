@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -180,7 +179,10 @@ def split_images(
     where = dict(zip(labels, rule.parts(labels, strata).tolist(), strict=True))
     part = np.array([where[group] for group in groups])
     parts = [np.flatnonzero(part == number).tolist() for number in range(len(rule.names))]
-    _log_sizes(groups, parts, rule, by)
+    kind, total = by if isinstance(by, str) else "group", len(labels)
+    counts = [len({groups[number] for number in part}) for part in parts]
+    words = [f"{count} of {total} {kind}s, {len(part)} images" for count, part in zip(counts, parts, strict=True)]
+    rule.log_sizes(_LOG, kind, counts, total, words)
     return parts
 
 
@@ -209,29 +211,6 @@ def _group(image: CropImage, by: By) -> str:
             "lambda image: image.meta['donor']"
         )
     return image.plate if by == "plate" else f"{image.plate}/{image.well}"
-
-
-def _log_sizes(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule, by: By) -> None:
-    """Log the sizes of the parts; with few groups, hashes seldom give the requested sizes."""
-    kind = by if isinstance(by, str) else "group"
-    counts = [len({groups[number] for number in part}) for part in parts]
-    total = len(set(groups))
-    text = ", ".join(
-        f"{name}: {count} of {total} {kind}s, {len(part)} images{'' if asked is None else f' (asked for {asked:.0%})'}"
-        for name, count, part, asked in zip(rule.names, counts, parts, rule.asked, strict=True)
-    )
-    empty = [name for name, part in zip(rule.names, parts, strict=True) if not part]
-    if empty:
-        raise ConfigError(
-            f"the split by {kind} leaves {', '.join(empty)} empty ({text}): {total} {kind}s are too few for a split by "
-            "hash. Use exact=True, another seed, larger fractions, or smaller groups"
-        )
-    _LOG.info("split by %s: %s", kind, text)
-    asked = [(count, fraction) for count, fraction in zip(counts, rule.asked, strict=True) if fraction is not None]
-    if not rule.exact and any(abs(count / total - fraction) > fraction / 2 for count, fraction in asked):
-        warnings.warn(
-            f"the split is far from the requested one: {text}; exact=True counts instead of drawing", stacklevel=4
-        )
 
 
 _Images = tuple[CropImage, ...]

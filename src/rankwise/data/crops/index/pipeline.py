@@ -116,7 +116,7 @@ class IndexPipeline(FeedLoader):
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
         if place.rank == 0:
             files = most_files(index, num_crops=_STEPS_IN_FLIGHT * math.ceil(order.batch_size / place.world_size))
-            self._crops.reader.warn_few_handles(files, local_ranks=place.local_ranks)
+            self._crops.reader.warn_few_handles(files, local_ranks=place.local_world_size)
         self.budget = index_budget(
             index,
             order,

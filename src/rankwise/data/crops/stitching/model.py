@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
+from rankwise.data.contract.values import short_hash
 from rankwise.errors import ConfigError
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
@@ -78,7 +79,7 @@ def source_digest(function: Any) -> str:
         text = inspect.getsource(function)
     except (OSError, TypeError):
         text = getattr(function, "__qualname__", type(function).__qualname__)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return short_hash(text.encode())
 
 
 def as_numpy(said: Any) -> NDArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from rankwise import vitals
 from rankwise.data.contract import DType, NDArray, whole_number
+from rankwise.data.contract.values import short_hash
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded
@@ -169,7 +169,7 @@ class Stitcher:
             )
         identity = {
             "version": 1, "index": index.fingerprint, "channels": channels, "batch_size": batch_size, "tag": tag,
-            "window": hashlib.sha256(self._window.tobytes()).hexdigest()[:16], "model": model_digest(self._model),
+            "window": short_hash(self._window.tobytes()), "model": model_digest(self._model),
             "predict": source_digest(predict), "finish": source_digest(finish),
         }  # fmt: skip
         self._targets = [

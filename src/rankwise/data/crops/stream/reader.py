@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.devices import RankPlace
+from rankwise.data.crops.devices import DevicePlace
 from rankwise.data.crops.exceptions import BudgetExceeded, DamacyError, DecodeError, OutOfMemory
 from rankwise.data.crops.fields import sample_bytes
 from rankwise.data.crops.plan import CropPlan, CropReport
@@ -71,7 +71,7 @@ class StreamReader:
 
     is_awaited: Callable[[], bool]
 
-    def __init__(self, config: Config, *, place: RankPlace, budget: Budget, placer: Placer, meters: Meters) -> None:
+    def __init__(self, config: Config, *, place: DevicePlace, budget: Budget, placer: Placer, meters: Meters) -> None:
         self._budget = budget
         self.openings = Openings(config)
         self.engine = BoxReader(
@@ -82,7 +82,7 @@ class StreamReader:
         )
         if place.rank == 0:  # at least one file each; the arrays are not known yet
             files = budget.num_slots * config.samples_per_batch * len(config.all_fields)
-            self.engine.warn_few_handles(files, local_ranks=place.local_ranks)
+            self.engine.warn_few_handles(files, local_ranks=place.local_world_size)
         planner = self.planner = Planner(config, self.openings, self.engine, meters, self._is_awaited)
         self.planned: ReadAhead[Numbered | Failure | None, Work] = ReadAhead(planner, planner.samples, depth=1)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes

@@ -128,7 +128,7 @@ def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]]
         warnings.warn(
             f"{folder} already has rows of {few_names(again, letters=1000)}: they will occur twice{hint}. To start "
             "over, delete the collection first",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -144,7 +144,7 @@ def _warn_of_variables(inputs: Sequence[Input], vars_: Mapping[str, Any]) -> Non
     )
     if dropped:
         warnings.warn(
-            f"{len(dropped)} variables are not in the collection and are dropped: {few_names(dropped)}", stacklevel=6
+            f"{len(dropped)} variables are not in the collection and are dropped: {few_names(dropped)}", stacklevel=7
         )
 
 
@@ -158,5 +158,5 @@ def _warn_of_names(what: str, new: Sequence[set[str]], old: set[str], folder: Pa
     if words:
         warnings.warn(
             f"{what} differ from those of {folder}: {'; '.join(words)}. Loaders only read by name what all rows have",
-            stacklevel=6,
+            stacklevel=7,
         )

@@ -57,7 +57,7 @@ def resume(folder: Path, plan: str) -> dict[str, Any] | None:
             warnings.warn(
                 f"{work} holds the unfinished writing of other inputs or parameters, or into other datasets, and is "
                 "deleted",
-                stacklevel=5,
+                stacklevel=8,
             )
         for name in set(held["names"]) - set(members):  # moved in, but not yet part of the collection
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -95,7 +95,7 @@ class WriteOptions:
                 f"obs column {column.name!r} needs about {column.field.row_bytes:.0f} bytes a row in memory, "
                 f"{need / 2**20:.0f} MB for the {rows} rows of a dataset, of a memory_budget of "
                 f"{self.budget / 2**20:.0f} MB: lower dataset_size, raise the budget, or make it a category",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def facts(self) -> dict[str, Any]:
@@ -138,5 +138,5 @@ def warn_of_room(work: Path, spilled_bytes: float) -> None:
         warnings.warn(
             f"all rows are first stored uncompressed in {work}: this needs up to {need / 1e9:.3g} GB "
             f"more, but {free / 1e9:.3g} GB are free. Use a larger disk, or add the inputs in several calls",
-            stacklevel=6,
+            stacklevel=5,
         )

@@ -38,7 +38,7 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: st
         warnings.warn(
             f"{few_names(strange)} has no variable in common with {parts[0][0]}, and gets separate columns. If "
             "only the names differ, rename them with load_adata=",
-            stacklevel=8,
+            stacklevel=9,
         )
     anndata = load_anndata()
     with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def choose_variables(var: Any, names: Sequence[str]) -> Any:
         )
     lacking = sorted(set(names) - set(chosen.index))
     if lacking:
-        warnings.warn(f"var_subset= has {len(lacking)} names that no input has: {few_names(lacking)}", stacklevel=6)
+        warnings.warn(f"var_subset= has {len(lacking)} names that no input has: {few_names(lacking)}", stacklevel=7)
     return chosen
 
 
@@ -194,7 +194,7 @@ def join_inputs(
     names = [name for name in inputs[0].tables if all(name in held.tables for held in inputs)]
     some = sorted({name for held in inputs for name in held.tables} - set(names))
     if some:
-        warnings.warn(f"{', '.join(some)} are not in all inputs and are dropped", stacklevel=5)
+        warnings.warn(f"{', '.join(some)} are not in all inputs and are dropped", stacklevel=6)
     if not names:
         raise ConfigError("the inputs have no matrix in common: a collection needs at least one, such as X")
     num_vars = {name: len(var) for name, var in vars_.items()}
@@ -203,7 +203,7 @@ def join_inputs(
     columns = list(dict.fromkeys(name for part in parts for name in part))
     gaps = sorted(name for name in columns if any(name not in part for part in parts))
     if gaps:
-        warnings.warn(f"obs columns {', '.join(map(repr, gaps))} are not in all inputs: missing there", stacklevel=5)
+        warnings.warn(f"obs columns {', '.join(map(repr, gaps))} are not in all inputs: missing there", stacklevel=6)
     return Joined(
         inputs=tuple(inputs),
         index=unite_columns([held.index for held in inputs]),
@@ -224,7 +224,7 @@ def _sources(held: Input, labels: Any) -> dict[str, Column]:
     if not own and SOURCE_ROW in held.columns:
         warnings.warn(
             f"obs column {SOURCE_ROW!r} of {held.label} is replaced by the numbers of its rows: rename it to keep it",
-            stacklevel=7,
+            stacklevel=8,
         )
     if not own or SOURCE_ROW not in held.columns:
         rows = np.broadcast_to(np.int64(-1), held.num_rows) if own else range(held.num_rows)
@@ -247,7 +247,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
     if sparse and not all(table.sparse for table in tables):
         dense = [held.label for table, held in zip(tables, inputs, strict=True) if not table.sparse]
         warnings.warn(
-            f"{name} of {few_names(dense, letters=1000)} is dense and becomes CSR like the others", stacklevel=6
+            f"{name} of {few_names(dense, letters=1000)} is dense and becomes CSR like the others", stacklevel=7
         )
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
@@ -256,7 +256,7 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
     if len(first) > 1:  # say that they are written in one dtype that holds them, and what this may lose
         listing = " and ".join(f"{other} in {label}" for other, label in sorted(first.items(), key=str))
         loss = next(filter(None, (conversion_loss(other, dtype, scaled=False) for other in first)), "")
-        warnings.warn(f"{name} is {listing}: written as {dtype}{loss and f', where {loss}'}", stacklevel=5)
+        warnings.warn(f"{name} is {listing}: written as {dtype}{loss and f', where {loss}'}", stacklevel=6)
     rows = max(1, sum(table.shape[0] for table in tables))
     row_bytes = sum((table.csr_row_bytes if sparse else table.row_bytes) * table.shape[0] for table in tables) / rows
     if not sparse:

@@ -87,26 +87,8 @@ def write(
         _write_inputs(path, inputs, options, ranks, seed=seed, progress=progress)
 
 
-def _write_inputs(
-    path: Path,
-    inputs: list[Input],
-    options: WriteOptions,
-    ranks: Ranks,
-    *,
-    seed: int | None,
-    progress: bool | None,
-) -> None:
-    if not inputs and not options.reshuffle:
-        raise ConfigError("add_adatas needs at least one input, got none")
-    request = _request(inputs, options)
-    if ranks.from_main(lambda: request) != request:
-        raise ConfigError(
-            f"rank {ranks.rank} was called with other inputs or parameters for {path} than rank 0: "
-            "every rank must make the same call"
-        )
-    plan = hashlib.sha256(f"{request} {seed}".encode()).hexdigest()
-    if ranks.from_main(lambda: _settle(path, plan)):
-        return
+def _joined_inputs(path: Path, inputs: list[Input], options: WriteOptions) -> Joined:
+    """Return all rows to write: those of the inputs, after those of the collection if it is rewritten."""
     warn_of_repeats(inputs, read_manifest(path)["writes"], path)
     places = [str(path / name) for name in listed_names(path)]
     vars_, sparse = None, set[str]()
@@ -124,10 +106,7 @@ def _write_inputs(
             check_kept(members, inputs, path)
             inputs = [*members, *inputs]
     chosen: dict[str, Any] = {name: getattr(options, name) for name in ("var_subset", "merge", "join")}
-    joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
-    if ranks.is_main:
-        log_variables(joined)
-    _add_rows(path, joined, options, ranks=ranks, plan=plan, seed=seed, progress=progress)
+    return join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
 
 
 # Shares of the memory budget. A bucket is held three times (as read, sorted, with zeros added), a block twice.
@@ -143,21 +122,14 @@ def _known_tasks(job: Job) -> list[Task]:
     return [Task(name=f"known-{name}", run=partial(array_checksums, job.folder / name)) for name in names]
 
 
-def _add_rows(
-    folder: Path,
-    joined: Joined,
-    options: WriteOptions,
-    *,
-    ranks: Ranks,
-    plan: str,
-    seed: int | None,
-    progress: bool | None = None,
+def _write_inputs(
+    folder: Path, inputs: list[Input], options: WriteOptions, ranks: Ranks, *, seed: int | None, progress: bool | None
 ) -> None:
-    """Add joined inputs to the collection in a folder, or resume adding them.
+    """Add inputs to the collection in a folder, or resume adding them.
 
     All files are prepared in a folder beside the collection. At the end the datasets are moved in, and one atomic
     replacement of the metadata makes them part of the collection. With `options.reshuffle` it also drops the old
-    datasets. Every rank calls this; the main rank holds the lock. An unfinished write with the same `plan` is resumed;
+    datasets. Every rank calls this; the main rank holds the lock. An unfinished write of the same request is resumed;
     without a `seed` it keeps its own.
 
     Raises:
@@ -165,6 +137,20 @@ def _add_rows(
         DataError: an input cannot be read.
         WorldError: another rank failed or has ended.
     """
+    if not inputs and not options.reshuffle:
+        raise ConfigError("add_adatas needs at least one input, got none")
+    request = _request(inputs, options)
+    if ranks.from_main(lambda: request) != request:
+        raise ConfigError(
+            f"rank {ranks.rank} was called with other inputs or parameters for {folder} than rank 0: "
+            "every rank must make the same call"
+        )
+    plan = hashlib.sha256(f"{request} {seed}".encode()).hexdigest()
+    if ranks.from_main(lambda: _settle(folder, plan)):
+        return
+    joined = _joined_inputs(folder, inputs, options)
+    if ranks.is_main:
+        log_variables(joined)
     if not joined.num_rows:
         raise ConfigError("a collection needs inputs with rows, got none")
     options.check_columns(joined)
@@ -295,7 +281,7 @@ def _advise(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
             f"{folder}: {sums[1]} new rows are shuffled among themselves, not with the {sums[0]} old ones. An order "
             "over the whole collection mixes them at load time; for loaders of single chunk ranges rewrite: "
             "add_adatas([], reshuffle=True)",
-            stacklevel=4,
+            stacklevel=6,
         )
 
 

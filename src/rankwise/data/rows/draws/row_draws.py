@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, sample_keys
+from rankwise.data.contract.values import short_hash
 from rankwise.data.order import place_of_samples
 from rankwise.data.order.lanes import Grid, samples_at
 from rankwise.data.rows.draws.weights import DrawOptions, RowWeights
@@ -139,15 +139,13 @@ class RowDraws:
         self._interleave  # noqa: B018  (raises for bad shares now)
 
     @classmethod
-    def of(
-        cls, options: DrawOptions, *, num_rows: int, edges: IntArray, groups_of: Callable[[str], RowGroups]
-    ) -> RowDraws:
+    def of(cls, options: DrawOptions, *, edges: IntArray, groups_of: Callable[[str], RowGroups]) -> RowDraws:
         """Return draws of some rows; `edges` int64[P + 1] are the first rows of the collections, and the end.
 
         Raises:
             ConfigError: weights or shares do not fit the rows, or no row has a value for `balance`.
         """
-        weights = None
+        weights, num_rows = None, int(edges[-1])
         if options.balance is not None:
             groups = groups_of(options.balance)
             if num_rows >= _ENOUGH_ROWS and len(groups.labels) > num_rows / 2:  # measurements rather than classes
@@ -167,12 +165,12 @@ class RowDraws:
         options, drawn = self.options, None
         if self.weights is not None:
             block_rows = options.block_rows if options.together > 1 else 0
-            drawn = _hash((options.num_samples, options.together, block_rows, self.weights.fingerprint))
+            drawn = short_hash((options.num_samples, options.together, block_rows, self.weights.fingerprint))
         if options.mix is None:
             assert drawn is not None
             return drawn
         grid = (options.lanes, options.block_rows, options.window)
-        return _hash((options.num_samples, options.mix, self.edges.tolist(), grid, drawn))
+        return short_hash((options.num_samples, options.mix, self.edges.tolist(), grid, drawn))
 
     @cached_property
     def _interleave(self) -> Interleave:
@@ -229,7 +227,3 @@ class RowDraws:
 def _picked(weights: RowWeights, low: FloatArray, high: FloatArray, numbers: FloatArray) -> IntArray:
     """Return the rows at these fractions between two sums of weights."""
     return weights.pick(np.minimum(low + numbers * (high - low), np.nextafter(high, 0.0)))
-
-
-def _hash(facts: object) -> str:
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

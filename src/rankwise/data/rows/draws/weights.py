@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import FloatArray, IntArray, NDArray, whole_number
+from rankwise.data.contract import FloatArray, IntArray, Locality, NDArray, whole_number
 from rankwise.data.order.layout import WINDOW_BYTES
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
@@ -185,8 +185,7 @@ class DrawOptions:
         num_samples: int | None,
         together: int,
         names: Sequence[str],
-        block_rows: int,
-        chunk_bytes: int,
+        locality: Locality,
     ) -> DrawOptions:
         """Return complete options, with defaults filled in; `weights` and `mix` are as the user passed them.
 
@@ -196,6 +195,7 @@ class DrawOptions:
         shares = None if mix is None else _shares(mix, names)
         num_samples = num_rows if num_samples is None else num_samples
         lanes = window = 1
+        block_rows, chunk_bytes = locality.chunk_samples, locality.chunk_bytes or 1
         if shares is not None:
             budget = WINDOW_BYTES // len(shares)
             lanes = int(min(np.clip(budget // chunk_bytes, LEAST_LANES, MOST_LANES), max(1, num_samples)))

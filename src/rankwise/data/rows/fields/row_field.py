@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,174 +84,114 @@ class FieldRead(NamedTuple):
     finish: Callable[[tuple[BoxReport, ...]], Finished]  # makes the field from the reports of the jobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowField:
     """One field; thread-safe.
 
-    Attributes:
+    Args:
         stack: the matrices with the rows.
+        dense: whether to return CSR rows as dense ones.
+        columns: one int64 list for all matrices, or one for each; None = all.
+
+    Attributes:
         spec: shape and dtype of a row in batches.
-        plan: returns the plan for reading rows; see `MatrixStack.plan`.
-        begin: returns a read of planned rows into the arrays of a batch.
     """
 
-    stack: MatrixStack
-    spec: FieldSpec
-    plan: Callable[[IntArray, BoxReader], MatrixPlan]
-    begin: Callable[[MatrixPlan, tuple[NDArray, ...], BoxReader, MemoryPool], FieldRead]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Target:
-    """Target positions of columns: one table for all matrices, or one for each."""
-
-    num_cols: tuple[int, ...]  # columns of the CSR rows, one number for all matrices or one for each
-    # for each of these int32[num_cols], the target of a column, `width` = drop it; None = its own number
-    places: tuple[npt.NDArray[np.int32], ...] | None
-    width: int  # elements of a dense row
-
-    @classmethod
-    def of(cls, columns: Sequence[IntArray] | None, num_cols: tuple[int, ...]) -> Self:
-        """Return the targets of selected columns: one int64 list for all matrices, or one for each; None = all."""
+    def __init__(self, stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None) -> None:
+        self.stack, self.spec, self._columns = stack, stack.spec, columns
+        self._num_cols = stack.spec.shape  # columns of CSR rows, one number for all matrices or one for each
+        # for each of these int32[num_cols], the target of a column in a dense row, its width = drop it; None = its own
+        self._places: tuple[npt.NDArray[np.int32], ...] | None = None
         if columns is None:
-            return cls(num_cols=num_cols, places=None, width=num_cols[0])
+            self.spec = replace(stack.spec, ragged=stack.spec.ragged and not dense)
+            return
         width = len(columns[0])
-        places = tuple(np.full(count, width, dtype=np.int32) for count in num_cols)
-        for table, chosen in zip(places, columns, strict=True):
-            table[chosen] = np.arange(width, dtype=np.int32)
-        return cls(num_cols=num_cols, places=places, width=width)
+        self.spec = FieldSpec(shape=(width, *stack.spec.shape[1:]), dtype=stack.spec.dtype)
+        if isinstance(stack, SparseStack):
+            if len(columns) > 1:
+                self._num_cols = tuple(matrix.row_shape[0] for matrix in stack.matrices)
+            self._places = tuple(np.full(count, width, dtype=np.int32) for count in self._num_cols)
+            for table, chosen in zip(self._places, columns, strict=True):
+                table[chosen] = np.arange(width, dtype=np.int32)
 
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        """Return the plan for reading rows; see `MatrixStack.plan`."""
+        return self.stack.plan(rows, reader, dense=not self.spec.ragged)
 
-def make_field(stack: MatrixStack, *, dense: bool, columns: Sequence[IntArray] | None) -> RowField:
-    """Return the field of a stack; `dense` returns CSR rows as dense ones.
+    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
+        """Return a read of planned rows into the arrays of a batch."""
+        if isinstance(self.stack, MemoryStack):
+            assert plan.in_memory is not None
+            self.stack.take(plan.in_memory, self._columns, out)
+            return FieldRead((), lambda reports: Finished(reports=reports))
+        if isinstance(self.stack, SparseStack) and not self.spec.ragged:
+            if plan.to_spread:
+                return FieldRead((), lambda _: self._spread(plan, out[0], reader, memory))
+            return self._begin_between(plan, out[0], memory)
+        if self._columns is None:
+            return FieldRead(plan.jobs(out), partial(finished_plain, plan, out, self.spec))
+        return self._begin_taken(self._columns, plan, out[0], memory)
 
-    `columns` are one int64 list for all matrices, or one for each; None = all.
-    """
-    spec = stack.spec
-    if columns is not None:
-        spec = FieldSpec(shape=(len(columns[0]), *spec.shape[1:]), dtype=spec.dtype)
-    elif dense:
-        spec = replace(spec, ragged=False)
-    if isinstance(stack, MemoryStack):
-        begin: Callable[..., FieldRead] = partial(_begin_in_memory, stack, columns, spec)
-    elif isinstance(stack, SparseStack) and not spec.ragged:
-        differ = columns is not None and len(columns) > 1
-        widths = tuple(matrix.row_shape[0] for matrix in stack.matrices) if differ else stack.spec.shape
-        begin = partial(_begin_spread, Target.of(columns, widths))
-    elif columns is None:
-        begin = partial(_begin_plain, spec)
-    else:
-        begin = partial(_begin_taken, stack.spec, columns)
-    return RowField(stack=stack, spec=spec, plan=partial(stack.plan, dense=not spec.ragged), begin=begin)
+    def _begin_taken(
+        self, columns: Sequence[IntArray], plan: MatrixPlan, out: NDArray, memory: MemoryPool
+    ) -> FieldRead:
+        """Read selected columns of dense rows; later axes are unchanged."""
+        shape = (plan.num_rows, *self.stack.spec.shape)
+        between = memory.take(math.prod(shape), self.spec.dtype).reshape(shape)
 
+        def finish(reports: tuple[BoxReport, ...]) -> Finished:
+            if len(columns) == 1:  # without a mode, take() would make a copy first
+                np.take(between, columns[0], axis=1, out=out, mode="clip")
+            elif plan.boxes:
+                places = np.stack(columns)[plan.boxes[0].request.which]
+                places = places.reshape(*places.shape, *[1] * (between.ndim - 2))
+                out[...] = np.take_along_axis(between, places, axis=1)
+            return Finished(reports=reports)
 
-def _begin_plain(
-    spec: FieldSpec, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool
-) -> FieldRead:
-    """Read rows as stored, dense or CSR."""
-    return FieldRead(plan.jobs(out), partial(finished_plain, plan, out, spec))
+        return FieldRead(plan.jobs((between,)), finish)
 
+    def _spread(self, plan: MatrixPlan, out: NDArray, reader: BoxReader, memory: MemoryPool) -> Finished:
+        """Write each element to its target while decoding; columns are decoded first, and stay in storage order."""
+        elements, named = plan.boxes
+        columns = memory.take(plan.num_elements, named.request.dtype)
+        spread = Spread(columns=columns, num_cols=self._num_cols, places=self._places, width=out.shape[1])
+        reports, states = reader.spread((elements, named), out, spread)
+        told = list(checked_reports(plan, reports, columns))
+        twice = np.flatnonzero(((states & TWICE) != 0) & reports[0].valid & reports[1].valid)
+        if len(twice):  # read again, to add up the elements of a column: our writers never make such rows
+            part = plan.part(twice, reader)
+            sums = np.empty((len(twice), out.shape[1]), dtype=out.dtype)
+            between = self._begin_between(part, sums, memory)
+            for report in between.finish(reader.read(between.jobs)).reports:  # of these rows, for the whole batch
+                errors = tuple(replace(error, box=int(twice[error.box])) for error in report.errors)
+                valid, none = np.ones(len(out), dtype=np.bool_), np.zeros(len(out), dtype=np.bool_)
+                valid[twice] = report.valid
+                # their chunks already counted
+                told.append(BoxReport(valid=valid, errors=errors, missing_boxes=none, fill_boxes=none, lost_boxes=none))
+            out[twice] = sums
+        outside = (states & OUTSIDE).astype(np.bool_)
+        return Finished(reports=tuple(told), outside=outside if outside.any() else None)
 
-def _begin_taken(
-    whole: FieldSpec,
-    columns: Sequence[IntArray],
-    plan: MatrixPlan,
-    out: tuple[NDArray, ...],
-    _reader: BoxReader,
-    memory: MemoryPool,
-) -> FieldRead:
-    """Read selected columns of dense rows, the same for all matrices or one list for each; later axes are unchanged."""
-    shape = (plan.num_rows, *whole.shape)
-    between = memory.take(math.prod(shape), whole.dtype).reshape(shape)
+    def _begin_between(self, plan: MatrixPlan, out: NDArray, memory: MemoryPool) -> FieldRead:
+        """Read all rows as CSR first, then write them to dense rows."""
+        dtypes = [box.request.dtype for box in plan.boxes] or [out.dtype, np.dtype(np.int32)]
+        data, columns = (memory.take(plan.num_elements, dtype) for dtype in dtypes)
+        indptr = np.zeros(plan.num_rows + 1, dtype=np.int64)
 
-    def finish(reports: tuple[BoxReport, ...]) -> Finished:
-        if len(columns) == 1:  # without a mode, take() would make a copy first
-            np.take(between, columns[0], axis=1, out=out[0], mode="clip")
-        elif plan.boxes:
-            places = np.stack(columns)[plan.boxes[0].request.which]
-            places = places.reshape(*places.shape, *[1] * (between.ndim - 2))
-            out[0][...] = np.take_along_axis(between, places, axis=1)
-        return Finished(reports=reports)
+        def finish(reports: tuple[BoxReport, ...]) -> Finished:
+            told = checked_reports(plan, reports, columns)
+            named, num_cols = columns, self._num_cols[0]
+            places = None if self._places is None else self._places[0]
+            if self._places is not None and len(self._places) > 1 and plan.boxes:
+                # number the columns of all matrices consecutively, so that one table of targets serves all rows
+                of_element, widths = np.repeat(plan.boxes[0].request.which, np.diff(indptr)), np.array(self._num_cols)
+                first = np.concatenate([[0], np.cumsum(widths)])
+                named = columns + first[of_element]
+                named[(columns < 0) | (columns >= widths[of_element])] = num_cols = int(first[-1])
+                places = np.concatenate(self._places)
+            outside = spread_rows(data, named, indptr, num_cols=num_cols, places=places, out=out)
+            return Finished(reports=told, outside=outside if outside.any() else None)
 
-    return FieldRead(plan.jobs((between,)), finish)
-
-
-def _begin_in_memory(
-    stack: MemoryStack,
-    columns: Sequence[IntArray] | None,
-    spec: FieldSpec,
-    plan: MatrixPlan,
-    out: tuple[NDArray, ...],
-    _reader: BoxReader,
-    _memory: MemoryPool,
-) -> FieldRead:
-    """Copy rows in memory, as they are or dense, all columns or selected ones."""
-
-    def finish(reports: tuple[BoxReport, ...]) -> Finished:
-        assert plan.in_memory is not None
-        if spec.ragged:
-            stack.take(plan.in_memory, out)
-        else:
-            stack.take_dense(plan.in_memory, columns, out[0])
-        return Finished(reports=reports)
-
-    return FieldRead(plan.jobs(out), finish)
-
-
-def _begin_spread(
-    target: Target, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool
-) -> FieldRead:
-    """Read CSR rows as dense rows, all columns or selected ones."""
-    if plan.to_spread:
-        return FieldRead((), lambda _: _spread(target, plan, out[0], reader, memory))
-    return _begin_between(target, plan, out[0], memory)
-
-
-def _spread(target: Target, plan: MatrixPlan, out: NDArray, reader: BoxReader, memory: MemoryPool) -> Finished:
-    """Write each element to its target while decoding, after its column was decoded; columns stay in storage order."""
-    elements, named = plan.boxes
-    columns = memory.take(plan.num_elements, named.request.dtype)
-    spread = Spread(columns=columns, num_cols=target.num_cols, places=target.places, width=target.width)
-    reports, states = reader.spread((elements, named), out, spread)
-    told = list(checked_reports(plan, reports, columns))
-    twice = np.flatnonzero(((states & TWICE) != 0) & reports[0].valid & reports[1].valid)
-    if len(twice):  # read again, to add up the elements of a column: our writers never make such rows
-        part = plan.part(twice, reader)
-        sums = np.empty((len(twice), out.shape[1]), dtype=out.dtype)
-        between = _begin_between(target, part, sums, memory)
-        for report in between.finish(reader.read(between.jobs)).reports:  # of these rows, for the whole batch
-            errors = tuple(replace(error, box=int(twice[error.box])) for error in report.errors)
-            valid, none = np.ones(len(out), dtype=np.bool_), np.zeros(len(out), dtype=np.bool_)
-            valid[twice] = report.valid
-            # their chunks already counted
-            told.append(BoxReport(valid=valid, errors=errors, missing_boxes=none, fill_boxes=none, lost_boxes=none))
-        out[twice] = sums
-    outside = (states & OUTSIDE).astype(np.bool_)
-    return Finished(reports=tuple(told), outside=outside if outside.any() else None)
-
-
-def _begin_between(target: Target, plan: MatrixPlan, out: NDArray, memory: MemoryPool) -> FieldRead:
-    """Read all rows as CSR first, then write them to dense rows."""
-    dtypes = [box.request.dtype for box in plan.boxes] or [out.dtype, np.dtype(np.int32)]
-    data, columns = (memory.take(plan.num_elements, dtype) for dtype in dtypes)
-    indptr = np.zeros(plan.num_rows + 1, dtype=np.int64)
-
-    def finish(reports: tuple[BoxReport, ...]) -> Finished:
-        told = checked_reports(plan, reports, columns)
-        named, num_cols = columns, target.num_cols[0]
-        places = None if target.places is None else target.places[0]
-        if len(target.num_cols) > 1 and plan.boxes:
-            # number the columns of all matrices consecutively, so that one table of targets serves all rows
-            assert target.places is not None
-            of_element, widths = np.repeat(plan.boxes[0].request.which, np.diff(indptr)), np.array(target.num_cols)
-            first = np.concatenate([[0], np.cumsum(widths)])
-            named = columns + first[of_element]
-            named[(columns < 0) | (columns >= widths[of_element])] = num_cols = int(first[-1])
-            places = np.concatenate(target.places)
-        outside = spread_rows(data, named, indptr, num_cols=num_cols, places=places, out=out)
-        return Finished(reports=told, outside=outside if outside.any() else None)
-
-    return FieldRead(plan.jobs((data, columns, indptr)), finish)
+        return FieldRead(plan.jobs((data, columns, indptr)), finish)
 
 
 def spread_rows(

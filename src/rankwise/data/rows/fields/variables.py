@@ -14,7 +14,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, choose_fields
 from rankwise.data.rows.datasets.on_disk import AnyDataset
-from rankwise.data.rows.fields.row_field import RowField, make_field
+from rankwise.data.rows.fields.row_field import RowField
 from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredMatrix
 from rankwise.data.rows.matrices.stacks import stack_matrices
 from rankwise.data.rows.notices import warn_once
@@ -213,7 +213,7 @@ def _field(
     stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=loose)
     if choice.dtype_of(name) is None and not choice.is_open:
         _log_dtypes(name, matrices, stack.spec.dtype)
-    return make_field(stack, dense=choice.dense, columns=columns)
+    return RowField(stack, dense=choice.dense, columns=columns)
 
 
 def _log_dtypes(name: str, matrices: Sequence[StoredMatrix | MemoryMatrix], joined: DType) -> None:

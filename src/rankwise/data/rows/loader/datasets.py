@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from rankwise.data.contract.values import short_hash
 from rankwise.data.rows.datasets.on_disk import check_files
 from rankwise.data.rows.datasets.search import find_datasets, load_anndata, open_group
 from rankwise.data.rows.loader.requests import MemoryRows, RowsReader, StoredRows
@@ -94,21 +94,20 @@ class AddedDatasets:
         self._kind: Kind = "dense"
         self._type: type | None = None
         self._matrices: list[Any] = []
-        self._shapes: list[tuple[int, ...]] = []
         self._obs: list[Any] = []
         self.var: Any = None  # table of the columns
 
     @property
     def num_rows(self) -> int:
         """Rows of all datasets."""
-        return sum(shape[0] for shape in self._shapes)
+        return sum(int(matrix.shape[0]) for matrix in self._matrices)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Shape of a row."""
-        if not self._shapes:
+        if not self._matrices:
             raise ConfigError(_NONE)
-        return self._shapes[0][1:]
+        return _shape(self._matrices[0])[1:]
 
     @property
     def matrix_type(self) -> type:
@@ -121,10 +120,10 @@ class AddedDatasets:
     def fingerprint(self) -> str:
         """Hash of the matrices' metadata: equal for copies at other paths."""
         facts = [
-            (shape, np.dtype(matrix.dtype).str, matrix.fingerprint if self.is_stored else self._kind)
-            for matrix, shape in zip(self._matrices, self._shapes, strict=True)
+            (_shape(matrix), np.dtype(matrix.dtype).str, matrix.fingerprint if self.is_stored else self._kind)
+            for matrix in self._matrices
         ]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        return short_hash(facts)
 
     def add(self, matrix: Any, obs: Any, var: Any) -> None:
         """Add a dataset; if it does not fit, nothing changes.
@@ -134,8 +133,7 @@ class AddedDatasets:
             ConfigError: it does not fit the existing datasets.
             DataError: it cannot be read.
         """
-        kind = kind_of(matrix)
-        shape = tuple(int(extent) for extent in matrix.shape)
+        kind, shape = kind_of(matrix), _shape(matrix)
         if len(shape) < 2:
             raise ConfigError(f"rows need a matrix or an array of at least 2 axes, got the shape {list(shape)}")
         check_table("obs", obs, shape[0])
@@ -149,7 +147,6 @@ class AddedDatasets:
             _LOG.warning("a dataset of %s is added to others of %s: rows are read as %s", dtype, others, joined)
         self._kind, self._type, self.var = kind, self._type or type(matrix), var if self.var is None else self.var
         self._matrices.append(held)
-        self._shapes.append(shape)
         self._obs += [] if obs is None else [obs]
 
     @property
@@ -189,6 +186,10 @@ class AddedDatasets:
                 )
         if var is not None and not self.var.equals(var):
             raise ConfigError("All datasets must have identical var tables, row for row; that of the new one differs")
+
+
+def _shape(matrix: Any) -> tuple[int, ...]:
+    return tuple(map(int, matrix.shape))
 
 
 def iter_groups(collection: Any) -> Iterator[Any]:

@@ -139,7 +139,7 @@ class MemoryRows:
 
     def __init__(self, matrices: Sequence[Any]) -> None:
         self._matrices = tuple(matrices)
-        self._ends: IntArray = np.cumsum([len(m) if isinstance(m, np.ndarray) else m.shape[0] for m in matrices])
+        self._ends: IntArray = np.cumsum([matrix.shape[0] for matrix in matrices])
 
     def read(self, rows: IntArray, lease: Lease) -> RowBlock:
         """Return copies of rows, in their order."""

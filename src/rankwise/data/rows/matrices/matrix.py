@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.contract.values import short_hash
 from rankwise.data.rows.matrices.pointers import RowPointers
 from rankwise.data.store import ArrayMeta, BoxReader
 from rankwise.data.store.meta.documents import resolve_place
@@ -44,10 +44,6 @@ class _Matrix:
 
 _PARTS = ("data", "indices", "indptr")
 _LENGTHS = "row_nnz"  # written by our writer
-
-
-def _hash(*facts: Any) -> str:
-    return hashlib.sha256(repr([*facts]).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +99,7 @@ class StoredSparse(_Matrix):
             dtype=data.dtype,
             chunk_rows=max(1, min(num_rows, together)),
             row_bytes=per_row * (data.dtype.itemsize + indices.dtype.itemsize),
-            fingerprint=_hash("csr", num_cols, *((part.shape, part.dtype.str, part.chunks) for part in parts)),
+            fingerprint=short_hash(["csr", num_cols, *((part.shape, part.dtype.str, part.chunks) for part in parts)]),
             data=data,
             indices=indices,
             pointers=pointers,
@@ -127,7 +123,7 @@ class StoredDense(_Matrix):
             dtype=array.dtype,
             chunk_rows=max(1, min(array.shape[0], array.chunks[0])),
             row_bytes=array.chunk_bytes / array.chunks[0] * math.prod(across),
-            fingerprint=_hash("dense", array.shape, array.dtype.str, array.chunks),
+            fingerprint=short_hash(["dense", array.shape, array.dtype.str, array.chunks]),
             array=array,
         )
 
@@ -190,7 +186,7 @@ class MemoryMatrix(_Matrix):
             dtype=dtype,
             chunk_rows=1,  # rows in memory need no locality
             row_bytes=per_row * (dtype.itemsize + (0 if num_elements is None else 4)),
-            fingerprint=_hash("held", shape, dtype.str, num_elements, identity),
+            fingerprint=short_hash(["held", shape, dtype.str, num_elements, identity]),
             num_elements=num_elements,
             is_file=is_file,
             load=load,

@@ -273,19 +273,21 @@ class MemoryStack(MatrixStack):
             lengths[which == number] = indptr[mine + 1] - indptr[mine]
         return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), in_memory=rows)
 
-    def take(self, rows: IntArray, out: tuple[NDArray, ...]) -> None:
-        """Copy rows into arrays, as for `MatrixPlan.jobs`."""
-        taken = gather_rows([matrix.values for matrix in self.matrices], self._ends, rows)
-        values = converted(taken[0], self.spec.dtype, place=self.matrices[0].place)
-        for given, held in zip(out, (values, *taken[1:]), strict=True):
-            given[: len(held)] = held
+    def take(self, rows: IntArray, columns: Sequence[IntArray] | None, out: tuple[NDArray, ...]) -> None:
+        """Copy rows: CSR rows into their arrays, as for `MatrixPlan.jobs`, or dense ones into one [B, width, ...].
 
-    def take_dense(self, rows: IntArray, columns: Sequence[IntArray] | None, out: NDArray) -> None:
-        """Copy rows, dense, into an array [B, width, ...]; for `columns` see `make_field`."""
+        For `columns` of dense rows see `RowField`.
+        """
+        if len(out) > 1:
+            taken = gather_rows([matrix.values for matrix in self.matrices], self._ends, rows)
+            values = converted(taken[0], self.spec.dtype, place=self.matrices[0].place)
+            for given, held in zip(out, (values, *taken[1:]), strict=True):
+                given[: len(held)] = held
+            return
         which, local = self.find(rows)
         for number in np.unique(which).tolist():
             matrix, members = self.matrices[number], which == number
             part = matrix.values[local[members]]
             dense = part if matrix.num_elements is None else part.toarray()
             dense = converted(dense, self.spec.dtype, place=matrix.place)
-            out[members] = dense if columns is None else dense[:, columns[number if len(columns) > 1 else 0]]
+            out[0][members] = dense if columns is None else dense[:, columns[number if len(columns) > 1 else 0]]
