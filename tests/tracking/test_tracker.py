@@ -1,6 +1,7 @@
 """The main rank writes the numbers; nobody else does."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import math
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.errors import ConfigError, FencedError
+from rankwise.errors import ConfigError, FencedError, RunDirError
 from rankwise.testing import run_ranks
 from rankwise.tracking import RunDir, Sink, Tracker, read_metrics
 from rankwise.tracking.services.outbox import Outbox
@@ -311,3 +312,18 @@ def test_a_removed_file_is_written_anew(tmp_path, caplog):
         tracker.log(4, {"loss": 1.0})
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4]
     assert len(caplog.records) == 3
+
+
+def test_two_processes_do_not_log_into_one_folder(tmp_path, monkeypatch):
+    """Each would supersede the other's lines."""
+    monkeypatch.setattr("rankwise._process.lock._FOLDER_WAIT_S", 0.0)
+    tracker = Tracker(tmp_path, world=World.single())
+    with (tmp_path / "running.lock").open() as other:  # as another process has it
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tracker.close()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(
+            RunDirError, match=rf"the folder {tmp_path} is in use by .* stop that process, or use anoth"
+        ):
+            Tracker(tmp_path, world=World.single())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+from rankwise._process.lock import hold_folder
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking.config import as_json
 from rankwise.tracking.files import read_json, write_json
@@ -65,6 +67,7 @@ class Tracker:
 
     Raises:
         ConfigError: a sink is unknown.
+        RunDirError: another process logs into this folder.
         MissingExtraError: a sink's package is not installed. Raised on every rank.
     """
 
@@ -91,6 +94,7 @@ class Tracker:
         self._fence = contextlib.nullcontext if self._run is None else self._run.fence
         self._attempt = 1
         self._lines: JsonlSink | None = None
+        self._let_go: Callable[[], Any] = contextlib.nullcontext
         self._started = False
         self._ids: dict[str, str] = {}
         self._known: dict[str, Any] = {}
@@ -196,6 +200,7 @@ class Tracker:
     def close(self) -> None:
         """Close the sinks; waits a few seconds for services. A second call does nothing."""
         with contextlib.ExitStack() as stack:  # the first sink, the JSON lines, last; even if the others raise
+            stack.callback(self._let_go)
             while self._sinks:
                 stack.callback(self._sinks.pop(0).close)
         # do not write to a run that is finished or owned by another attempt
@@ -216,6 +221,7 @@ class Tracker:
         run, folder = self._run, self._folder
         if run is None:
             folder.mkdir(parents=True, exist_ok=True)
+            self._let_go = weakref.finalize(self, hold_folder(folder))
         self._lines = lines = JsonlSink(folder / "metrics.jsonl", run, hold_s=hold_s)
         self._attempt = lines.attempt
         self._known = read_json(folder / "trackers.json") or {}
