@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -13,12 +14,12 @@ import pytest
 import torch
 
 from rankwise.checkpoint import Checkpointer
-from rankwise.errors import CheckpointError, ConfigError, FencedError
+from rankwise.errors import CheckpointError, ConfigError, FencedError, RunDirError
 from rankwise.world import World
 
 
 def names(folder):
-    return sorted(entry.name for entry in folder.iterdir())
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != "running.lock")
 
 
 def saver(folder, **options):
@@ -211,3 +212,24 @@ def test_a_checkpoint_may_be_a_link(tmp_path):
         folder.symlink_to(elsewhere / str(number))
         assert checkpointer.newest().step == step
     assert names(elsewhere) == ["0", "1", "2", "3"]
+
+
+def test_two_processes_do_not_save_in_one_folder(tmp_path, monkeypatch):
+    """The second would remove what the first is writing. Reading, and another object of this process, are no matter."""
+    monkeypatch.setattr("rankwise._process.lock._FOLDER_WAIT_S", 0.0)
+    first = saver(tmp_path)
+    first.save(1, {"x": {"value": 1}})
+    saver(tmp_path).save(2, {"x": {"value": 2}})
+    with (tmp_path / "running.lock").open() as other:  # as another process has it
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        first.close()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(
+            RunDirError, match=rf"the folder {tmp_path} is in use by .* stop that process, or use anoth"
+        ):
+            first.save(3, {"x": {"value": 3}})
+        assert saver(tmp_path).newest().step == 2
+        with saver(tmp_path, fence=contextlib.ExitStack) as fenced:  # a run has its own locks
+            fenced.save(3, {"x": {"value": 3}})
+    first.save(4, {"x": {"value": 4}})

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from rankwise._process.lock import FileLock
 from rankwise.cli.app import app
 from rankwise.errors import ConfigError
-from rankwise.tracking.lock import FileLock
 
 
 @pytest.mark.parametrize("command", ["verify", "scaling", "profile"])

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -339,6 +340,21 @@ def test_a_dead_mlflow_does_not_stop_a_run(caplog, monkeypatch, tmp_path):
     assert trainer.fit(make_loader(), epochs=2).num_steps == 8
     assert "MLflow cannot be reached" in caplog.text
     assert "10 lines were dropped" in caplog.text
+
+
+def test_a_wandb_that_hangs_keeps_its_lines_offline(tmp_path, monkeypatch, caplog):
+    """The server accepts connections and never answers: no line is lost, and nothing waits for it afterwards."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        sink = WandbSink(mode="online", settings={"init_timeout": 0.5})
+        with Tracker(tmp_path, world=World.single(), sinks=[sink]) as tracker:
+            tracker.log(1, {"loss": 0.5})
+    ids, rows = wandb_rows(tmp_path / "wandb")
+    noted = json.loads((tmp_path / "trackers.json").read_text())["ids"]["W&B"]
+    assert (ids, [row["loss"] for row in rows]) == ({noted}, [0.5])
+    assert f"the lines of this attempt stay in {tmp_path / 'wandb'}: upload them with `wandb sync`" in caplog.text
+    assert "dropped" not in caplog.text
 
 
 def test_services_are_sinks_of_a_tracker_without_a_run(server, tmp_path):

@@ -1,17 +1,20 @@
 """The main rank writes the numbers; nobody else does."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from rankwise.errors import ConfigError, FencedError
+from rankwise.errors import ConfigError, FencedError, RunDirError
 from rankwise.testing import run_ranks
 from rankwise.tracking import RunDir, Sink, Tracker, read_metrics
+from rankwise.tracking.services.outbox import Outbox
 from rankwise.world import World
 
 
@@ -235,21 +238,46 @@ def test_what_waits_is_dropped_where_the_run_is_lost(tmp_path):
     assert [line["step"] for line in read_metrics(path)] == [1]
 
 
-def test_a_tensorboard_that_cannot_write_does_not_stop_the_run(tmp_path, caplog):
-    """It is said once; the lines go on, and closing is quiet."""
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [event.step for event in events.Scalars("loss")]
+
+
+def test_a_tensorboard_that_cannot_write_does_not_stop_the_run(tmp_path, caplog, monkeypatch):
+    """It is said once, and the lines are written when there is space again."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    def full(*_, **__):
+        monkeypatch.undo()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, "flush", full)
     with opened(tmp_path) as run, Tracker(run, world=World.single(), tensorboard=True) as tracker:
-        tracker.log(1, {"loss": 1.0})
-
-        def full(*_):
-            raise OSError(28, "No space left on device")
-
-        tracker._sinks[1]._writer.add_scalar = full
-        tracker.log(2, {"loss": 2.0})
-        tracker.log(3, {"loss": 3.0})
+        for step in (1, 2):
+            tracker.log(step, {"loss": 1.0})
         tracker.table(3, "few", {"a": [1]})
-    assert [line["loss"] for line in read_metrics(tmp_path)] == [1.0, 2.0, 3.0]
+    assert sorted(set(scalars(tmp_path / "tensorboard"))) == [1, 2]
     (said,) = [record.getMessage() for record in caplog.records if "TensorBoard" in record.getMessage()]
-    assert said.endswith("has all lines: [Errno 28] No space left on device")
+    assert said.endswith("sending is retried: OSError: [Errno 28] No space left on device")
+    assert not (tmp_path / "trackers.json").exists()
+
+
+def test_a_tensorboard_that_hangs_does_not_hang_the_run(tmp_path, caplog, monkeypatch):
+    """Neither its lines nor the end of the run wait for it longer than for other services."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    released = threading.Event()
+    monkeypatch.setattr(SummaryWriter, "flush", lambda _: released.wait())
+    monkeypatch.setattr(Outbox.__init__, "__kwdefaults__", {"limit": 10, "close_s": 0.1})
+    with Tracker(tmp_path, world=World.single(), tensorboard=True) as tracker:
+        for step in (1, 2):
+            tracker.log(step, {"loss": 1.0})
+    assert len(read_metrics(tmp_path)) == 2
+    assert "TensorBoard did not receive everything: 2 lines were dropped" in caplog.text
+    released.set()
 
 
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
@@ -284,3 +312,18 @@ def test_a_removed_file_is_written_anew(tmp_path, caplog):
         tracker.log(4, {"loss": 1.0})
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4]
     assert len(caplog.records) == 3
+
+
+def test_two_processes_do_not_log_into_one_folder(tmp_path, monkeypatch):
+    """Each would supersede the other's lines."""
+    monkeypatch.setattr("rankwise._process.lock._FOLDER_WAIT_S", 0.0)
+    tracker = Tracker(tmp_path, world=World.single())
+    with (tmp_path / "running.lock").open() as other:  # as another process has it
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tracker.close()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(
+            RunDirError, match=rf"the folder {tmp_path} is in use by .* stop that process, or use anoth"
+        ):
+            Tracker(tmp_path, world=World.single())

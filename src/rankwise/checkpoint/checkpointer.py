@@ -133,7 +133,8 @@ class Checkpointer:
 
         Raises:
             CheckpointError: a rank could not write (disk full, ...); on every rank. The previous checkpoint is intact.
-            FencedError: a newer attempt owns the run (on the main rank; CheckpointError elsewhere).
+            FencedError, RunDirError: a newer attempt owns the run, or without a `fence` another process saves into this
+                folder (on the main rank; CheckpointError elsewhere).
             ConfigError, DesyncError: wrong arguments, or different ones on the ranks.
         """
         self.wait()
@@ -203,7 +204,8 @@ class Checkpointer:
             elif saving is not None:
                 saving.give_up()
         finally:
-            self._saving = None
+            self._saving, self._cleaned = None, False
+            self._storage.release()
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = _one_thread()  # runs from the next save on, if there is one

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rankwise._files import fsync_folder
+from rankwise._process.lock import hold_folder
 
 Fence = Callable[[], AbstractContextManager[Any]]
 
@@ -30,6 +32,7 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._let_go: Callable[[], Any] = contextlib.nullcontext
 
     def make(self, step: int, attempt: int, token: str) -> Path:
         """Return the place for the files of a new checkpoint: a path, or in a `Bucket` an object like one."""
@@ -85,9 +88,15 @@ class Disk:
             made.rmdir()
 
     def clean(self, skipped: Iterable[Path], fence: Fence) -> None:
-        """Remove what killed saves left, and move damaged checkpoints aside; on the main rank."""
+        """Remove what killed saves left, and move damaged checkpoints aside; on the main rank.
+
+        Without a fence the folder is held from here on, until `release`: what another process writes would be removed.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        if fence is contextlib.nullcontext:
+            self._let_go()
+            self._let_go = weakref.finalize(self, hold_folder(self.root))
         with fence():
-            self.root.mkdir(parents=True, exist_ok=True)
             for folder in skipped:
                 _set_aside(folder)
             for entry in list(self.root.iterdir()):
@@ -99,6 +108,10 @@ class Disk:
                         os.rename(entry, target)  # noqa: PTH104
                 elif entry.name.startswith((".tmp-step-", ".del-")):
                     _delete(entry)
+
+    def release(self) -> None:
+        """Let other processes save here."""
+        self._let_go()
 
     def remove(self, folders: Callable[[], Iterable[Path]], fence: Fence) -> None:
         """Unpublish checkpoints, chosen inside the fence, and delete them; on the main rank."""

@@ -115,9 +115,9 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure the time of each step on each rank: data, compute, communication, waiting for slower ranks."""
+    from rankwise._process.lock import FileLock
     from rankwise.diagnose.profile import Script, profile_script, profile_traces
     from rankwise.diagnose.profile.table import profile_text
-    from rankwise.tracking.lock import FileLock
 
     place = Path(words[0])
     swept = None if sweep is None else _parse_sweep(sweep)

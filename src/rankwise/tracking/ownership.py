@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankwise._process.lock import FileLock
 from rankwise._version import __version__
 from rankwise.data.contract import JSON
 from rankwise.errors import RunDirError
 from rankwise.tracking.config import describe_differences, masked
 from rankwise.tracking.files import read_json, write_json
-from rankwise.tracking.lock import FileLock
 
 # Entries allowed in a directory without a run: created by the launcher, or left by a killed start.
 _EARLY = {

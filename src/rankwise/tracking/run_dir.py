@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from rankwise._process.lock import FileLock
 from rankwise.errors import ConfigError, DesyncError, FencedError, RunDirError
 from rankwise.tracking.config import as_json, masked
 from rankwise.tracking.files import read_json, write_json
-from rankwise.tracking.lock import FileLock
 from rankwise.tracking.ownership import FINISHED_HERE, WAYS, Claim, claim
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
+from rankwise._process.lock import hold_folder
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking.config import as_json
 from rankwise.tracking.files import read_json, write_json
@@ -18,6 +20,7 @@ from rankwise.tracking.metrics_file import RESERVED
 from rankwise.tracking.run_dir import RunDir
 from rankwise.tracking.services.mlflow import MlflowSink
 from rankwise.tracking.services.outbox import Outbox, RunFacts, Service, Table, is_nonfinite
+from rankwise.tracking.services.tensorboard import TensorBoardSink
 from rankwise.tracking.services.wandb import WandbSink
 from rankwise.tracking.verdict import on_main
 from rankwise.world import World
@@ -64,6 +67,7 @@ class Tracker:
 
     Raises:
         ConfigError: a sink is unknown.
+        RunDirError: another process logs into this folder.
         MissingExtraError: a sink's package is not installed. Raised on every rank.
     """
 
@@ -90,6 +94,7 @@ class Tracker:
         self._fence = contextlib.nullcontext if self._run is None else self._run.fence
         self._attempt = 1
         self._lines: JsonlSink | None = None
+        self._let_go: Callable[[], Any] = contextlib.nullcontext
         self._started = False
         self._ids: dict[str, str] = {}
         self._known: dict[str, Any] = {}
@@ -100,7 +105,7 @@ class Tracker:
     @property
     def ids(self) -> dict[str, str]:
         """The ids of the run's curves, by service title, for services that have answered; empty on other ranks."""
-        return {**self._ids, **{box.service.title: box.id for box in self._outboxes if box.id is not None}}
+        return {**self._ids, **{box.service.title: box.id for box in self._outboxes if box.id}}
 
     def start_attempt(self, restored_step: int | None, *, ids: Mapping[str, str] | None = None) -> None:
         """Set where this attempt continues: lines of earlier attempts past `restored_step` become invalid.
@@ -195,6 +200,7 @@ class Tracker:
     def close(self) -> None:
         """Close the sinks; waits a few seconds for services. A second call does nothing."""
         with contextlib.ExitStack() as stack:  # the first sink, the JSON lines, last; even if the others raise
+            stack.callback(self._let_go)
             while self._sinks:
                 stack.callback(self._sinks.pop(0).close)
         # do not write to a run that is finished or owned by another attempt
@@ -215,20 +221,23 @@ class Tracker:
         run, folder = self._run, self._folder
         if run is None:
             folder.mkdir(parents=True, exist_ok=True)
+            self._let_go = weakref.finalize(self, hold_folder(folder))
         self._lines = lines = JsonlSink(folder / "metrics.jsonl", run, hold_s=hold_s)
         self._attempt = lines.attempt
         self._known = read_json(folder / "trackers.json") or {}
         self._ids = dict(self._known.get("ids", {}))
         opened: list[Sink] = [lines]
+        made: dict[str, Callable[[], Service]] = {
+            "tensorboard": lambda: TensorBoardSink(folder / "tensorboard"),
+            "mlflow": MlflowSink,
+            "wandb": WandbSink,
+        }
         for sink in sinks:
-            if sink == "tensorboard":
-                from rankwise.tracking.services.tensorboard import TensorBoardSink
-
-                opened.append(TensorBoardSink(folder / "tensorboard"))
-            elif sink in ("mlflow", "wandb") or isinstance(sink, Service):
-                service: Service = MlflowSink() if sink == "mlflow" else WandbSink() if sink == "wandb" else sink
-                self._outboxes.append(Outbox(service, self._facts, self._is_done))
-            elif sink != "jsonl":
+            if isinstance(sink, (str, Service)):
+                if sink != "jsonl":
+                    service = made[sink]() if isinstance(sink, str) else sink
+                    self._outboxes.append(Outbox(service, self._facts, self._is_done))
+            else:
                 opened.append(sink)
         self._sinks = [*opened, *self._outboxes]
 
@@ -252,7 +261,7 @@ class Tracker:
     def _note_ids(self) -> None:
         """Record the services' ids once they are known: services may answer long after the start."""
         known = {**self._known, "ids": self.ids}
-        if known != self._known:
+        if known != self._known and (known["ids"] or "run" in known):
             with self._fence():
                 write_json(self._folder / "trackers.json", known)
             self._known = known

@@ -13,7 +13,7 @@ from torch import nn
 
 from rankwise import Order
 from rankwise.checkpoint import Checkpointer, Replicated
-from rankwise.errors import RunDirError
+from rankwise.errors import RankwiseError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.tracking import Tracker, read_metrics
 from rankwise.train import EMA, Hooks, Trainer, unwrapped
@@ -184,13 +184,15 @@ def test_a_run_that_a_hook_ends_after_an_epoch_keeps_that_epochs_values(tmp_path
     assert (best.step, best.metrics) == (result.num_steps, {"loss": result.metrics["loss"]})
 
 
-def save_on_a_full_disk(world, folder):
-    """Train while only the main rank's lines cannot be written; return the error."""
+def train_on_a_full_disk(world, folder, event=None, **options):
+    """Train while only the main rank's lines cannot be written, from this event on; return the error."""
 
-    def full(trainer, step):
+    def full(trainer, _):
         if world.is_main:
-            trainer.session.tracker.log(step, {"mine": 1.0})
-            trainer.session.tracker.log(step, {"mine": 2.0})  # within a tenth of a second: buffered
+            lines = trainer.session.tracker
+            for number in range(2 if event == "checkpoint_begin" else 0):
+                lines.log(number, {"mine": 1.0})  # the second one is buffered
+            lines._lines._hold_s = 0.0
             tracking.append_line = no_space
 
     def no_space(*_):
@@ -198,26 +200,31 @@ def save_on_a_full_disk(world, folder):
 
     tracking = importlib.import_module("rankwise.tracking.jsonl")
     append = tracking.append_line
+    if event is None and world.is_main:
+        tracking.append_line = no_space
     model = nn.Linear(4, 2).double()
-    options = {"run": f"{folder}/run", "progress": False, "save_every": 2, "log_every": 100}
-    trainer = Trainer(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        losses,
-        world=world,
-        hooks=Hooks(checkpoint_begin=full),
-        **options,
-    )
-    with pytest.raises(RunDirError) as caught:
-        trainer.fit(loader(world), epochs=1)
-    tracking.append_line = append
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options |= {"run": f"{folder}/{event}", "progress": False, "hooks": Hooks(**({event: full} if event else {}))}
+    try:
+        with pytest.raises((RankwiseError, OSError)) as caught:
+            Trainer(model, optimizer, losses, world=world, **options).fit(loader(world), epochs=1)
+    finally:
+        tracking.append_line = append
     return str(caught.value)
 
 
+def train_on_full_disks(world, folder):
+    at_start = train_on_a_full_disk(world, folder)
+    at_save = train_on_a_full_disk(world, folder, "checkpoint_begin", save_every=2, log_every=100)
+    return at_start, at_save, train_on_a_full_disk(world, folder, "step_end", log_every=1)
+
+
 def test_every_rank_fails_where_the_main_one_cannot_write_its_numbers(tmp_path):
-    """With the cause, and at once: the others do not wait in the save."""
-    for told in run_ranks(save_on_a_full_disk, 2, str(tmp_path)):
-        assert re.search(r"No space left on device: .*metrics\.jsonl.*; check path, permissions and free space", told)
+    """With the cause, at the start, at a save or after a log step: the others do not wait in a collective."""
+    for *told, at_log in run_ranks(train_on_full_disks, 2, str(tmp_path), timeout=60):
+        for text in told:
+            assert re.search(r"No space left on device: .*metrics\.jsonl.*; check path, permissions and free", text)
+        assert re.search(r"No space left on device: .*metrics\.jsonl", at_log)
 
 
 def test_what_a_hook_logs_last_is_kept(tmp_path):

@@ -109,6 +109,9 @@ class Bucket:
                 if token is not None:
                     folder.delete(_leftovers(names, token))
 
+    def release(self) -> None:
+        """Do nothing: an object store has no locks."""
+
     def remove(self, folders: Callable[[], Iterable[ObjectPath]], fence: Fence) -> None:
         """See `Disk`."""
         with fence():

@@ -107,7 +107,7 @@ class Service(Protocol):
         ...
 
     def connect(self, run: RunFacts, known_id: str | None) -> str:
-        """Start or continue the run's curves and return their id; `known_id` is the id of an earlier attempt."""
+        """Start or continue the run's curves and return their id ("" if none); `known_id`: of an earlier attempt."""
         ...
 
     def send(self, lines: Sequence[Line]) -> None:

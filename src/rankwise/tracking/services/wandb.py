@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +13,17 @@ from rankwise.errors import MissingExtraError
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.services.outbox import Line, RunFacts, Table
 
+_START_S = 8.0  # of an online run; with a start offline after it shorter than `Outbox.close` waits
+_log = logging.getLogger("rankwise.tracking")
+
 
 @dataclass(slots=True, kw_only=True)
 class WandbSink:
     """Curves, configuration and code version in W&B; give it to `Tracker(sinks=)` or `Trainer(trackers=)`.
 
     Offline by default: every attempt writes a folder in ``<run>/wandb``, and ``wandb sync`` uploads all of them into
-    one run. Steps that an earlier attempt has logged are not logged again.
+    one run. Steps that an earlier attempt has logged are not logged again. An online run that cannot be started within
+    8 s (``settings={"init_timeout": ...}``, WANDB_INIT_TIMEOUT) goes on offline.
 
     Attributes:
         project: None = WANDB_PROJECT, else W&B's own default.
@@ -61,21 +66,40 @@ class WandbSink:
         sent = (read_json(self._bookmark) or {}) if run.attempt > 1 else {}
         if sent.get("id") == run_id:
             self._step, self._names = sent["step"], sent["names"]
+        mode = self.mode or os.environ.get("WANDB_MODE", "offline")
+        try:
+            self._run = self._started(run, run_id, mode)
+        except Exception as error:
+            if mode != "online" or wandb.run is not None:  # the user's own run, which `teardown` would end
+                raise
+            _log.warning(
+                "W&B cannot be reached; training continues, and the lines of this attempt stay in %s: upload them with "
+                "`wandb sync`: %s: %.300s",
+                *(folder, type(error).__name__, error),
+            )
+            wandb.teardown()  # it still holds the id, and the exit of the process would wait for it
+            self._run = self._started(run, run_id, "offline")
+        self._step = max(self._step, int(self._run.step) - 1)
+        return run_id
+
+    def _started(self, run: RunFacts, run_id: str, mode: str) -> Any:
+        import wandb
+
         # rankwise itself captures the console and samples this machine
-        quiet = {"console": "off", "silent": True, "x_disable_stats": True, "disable_code": True}
-        self._run = wandb.init(
+        quiet: dict[str, Any] = {"console": "off", "silent": True, "x_disable_stats": True, "disable_code": True}
+        if mode == "online":
+            quiet["init_timeout"] = float(os.environ.get("WANDB_INIT_TIMEOUT", _START_S))
+        return wandb.init(
             project=self.project or os.environ.get("WANDB_PROJECT"),
             id=run_id,
             name=self.name or run.folder.name,
             dir=str(run.folder),
-            mode=self.mode or cast("Any", os.environ.get("WANDB_MODE", "offline")),
+            mode=cast("Any", mode),
             resume="allow",
             reinit="create_new",
             config={**run.config, f"environment of attempt {run.attempt}": dict(run.environment)},
             settings=wandb.Settings(**{**quiet, **self.settings}),
         )
-        self._step = max(self._step, int(self._run.step) - 1)
-        return run_id
 
     def send(self, lines: Sequence[Line]) -> None:
         """Log the lines that were not logged yet; W&B accepts steps in ascending order only."""

@@ -120,25 +120,30 @@ class HookChain:
         self.stop = self.wanted_stop = stopped
         self._error = None
 
-    def call(self, event: str, *args: Any, read: Callable[[Any], Any] | None = None) -> list[Any]:
-        """Call all hooks of an event, and return their results, as `read` returns them.
+    def call(self, event: str, *args: Any) -> None:
+        """Call all hooks of an event.
 
         Also after an error: on the other ranks, which do not know of it yet, a hook may wait in a collective for this.
 
         Raises:
-            Exception: the error of a hook, if this is the only rank; otherwise `settle` raises it.
+            Exception: see `attempt`.
         """
-        answers = []
         for call in self._calls[event]:
-            try:
-                answer = call(self._trainer(), *args)
-                answers.append(answer if read is None else read(answer))
-            except Exception as error:
-                # a broken group cannot report the error, and no rank waits in it
-                if self._world.world_size == 1 or (self._world.channel is not None and self._world.channel.broken):
-                    raise
-                self._error = self._error or error
-        return answers
+            self.attempt(call, self._trainer(), *args)
+
+    def attempt(self, act: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Return what `act` returns; after an error None. The other ranks, in the middle of a step, do not wait.
+
+        Raises:
+            Exception: the error of `act`, if this is the only rank; otherwise `settle` raises it.
+        """
+        try:
+            return act(*args, **options)
+        except Exception as error:
+            # a broken group cannot report the error, and no rank waits in it
+            if self._world.world_size == 1 or (self._world.channel is not None and self._world.channel.broken):
+                raise
+            self._error = self._error or error
 
     def call_together(self, event: str, *args: Any) -> None:
         """Call all hooks of an event and agree at once on errors. Every rank calls it."""
@@ -159,8 +164,8 @@ class HookChain:
         """Process the reports of all ranks: errors, requests to stop, and the numbers of their hooks.
 
         Raises:
-            Exception: the error of a hook on this rank.
-            DesyncError: a hook of another rank raised.
+            Exception: the error of a hook or tracker on this rank.
+            DesyncError: one of another rank raised.
         """
         if self._error is not None:
             raise self._error
@@ -170,7 +175,9 @@ class HookChain:
         failed = {rank: one.error for rank, one in enumerate(reports) if one.error is not None}
         if failed:
             lines = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
-            raise DesyncError(f"a hook failed on another rank, so the training stops here: {lines}", ranks=(*failed,))
+            raise DesyncError(
+                f"a hook or tracker failed on another rank, so the training stops here: {lines}", ranks=(*failed,)
+            )
         self.stop = self.stop or next((one.stop for one in reports if one.stop), "")
         self.spread = {}
         for name in sorted({name for one in reports for name in one.numbers}):
@@ -182,12 +189,14 @@ class HookChain:
     def numbers(self, event: Literal["numbers", "rank_numbers"]) -> dict[str, float]:
         """Return the hooks' values for the next log line: those equal on all ranks, or those of this rank."""
 
-        def read(answer: Any) -> dict[str, float]:
+        def read(call: Callable[..., Any]) -> dict[str, float]:
+            answer = call(self._trainer())
             if not isinstance(answer, Mapping):
                 raise ConfigError(f"a hook's {event} must return numbers by name, a dict; got {answer!r:.60}")
             return {name: float(value) for name, value in answer.items()}
 
-        return {name: value for answer in self.call(event, read=read) for name, value in answer.items()}
+        answers = [self.attempt(read, call) or {} for call in self._calls[event]]
+        return {name: value for answer in answers for name, value in answer.items()}
 
     def fail(self, error: Exception) -> None:
         """Tell the hooks about an error that ends the training; log and ignore errors of these hooks."""

@@ -110,7 +110,7 @@ class Loop:
         self.hooks.call_together("validation_end", epoch, values)
         if self.session.tracker is not None:
             line = {f"epoch_{name}": value for name, value in values.items()}
-            self.session.tracker.log(self.session.progressed.num_steps, line, epoch=epoch)
+            self.hooks.attempt(self.session.tracker.log, self.session.progressed.num_steps, line, epoch=epoch)
         self._save(values)
         self.hooks.call_together("epoch_end", epoch, values)
         if self.hooks.stop != self.session.progressed.stopped:  # requested after the epoch was saved
@@ -240,7 +240,7 @@ class Loop:
             )
         num_steps = self.session.progressed.num_steps
         if self.session.tracker is not None:
-            self.session.tracker.log(num_steps, line, epoch=epoch)
+            self.hooks.attempt(self.session.tracker.log, num_steps, line, epoch=epoch)
         self.hooks.call("log", num_steps, line)
 
     def _reduce(

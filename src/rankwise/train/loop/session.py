@@ -250,9 +250,9 @@ class Session:
                 text += f", so each rank derives anew: {', '.join(report.rederived)}"
                 seed_training(self.world, self.resumed_step)
             self.resumed_text = text
-        if self.tracker is not None:
+        if (tracker := self.tracker) is not None:
             ids = {} if report is None else cast("Mapping[str, str]", report.meta.get("trackers", {}))
-            self.tracker.start_attempt(self.resumed_step, ids=ids)
+            on_main(self.world, lambda: tracker.start_attempt(self.resumed_step, ids=ids))
 
     def _log_plan(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         old = [f"{name}={stored[name]} (here {value})" for name, value in wanted.items() if stored[name] != value]

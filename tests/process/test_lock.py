@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rankwise._process.lock import FileLock
 from rankwise.errors import RunDirError
-from rankwise.tracking.lock import FileLock
 
 
 def test_a_lock_on_a_file_that_was_moved_away_is_no_lock(tmp_path, monkeypatch):

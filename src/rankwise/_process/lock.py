@@ -9,12 +9,14 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rankwise._process.forks import fork_gate
 from rankwise.errors import RunDirError
 
 _POLL_S = 0.05
+_FOLDER_WAIT_S = 15.0  # for a predecessor that is ending
 _SIGN_BYTES = 128
 _log = logging.getLogger("rankwise.tracking")
 # Descriptors of the locks that this process holds, by real path of the lock file.
@@ -62,7 +64,7 @@ class FileLock:
             if time.monotonic() >= deadline:
                 raise RunDirError(
                     f"{self.what} is in use by {owner} (waited {wait_s:g} s for {self.path.name}); stop that process, "
-                    "or use another directory with --run-dir"
+                    "or use another directory (for a run: --run-dir)"
                 )
             if not said:
                 _log.warning("%s is in use by %s; waiting up to %g s for it to end", self.what, owner, wait_s)
@@ -121,3 +123,18 @@ class FileLock:
             return f"process {facts['pid']} on host {facts['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "another process"
+
+
+def hold_folder(folder: Path) -> Callable[[], None]:
+    """Keep other processes from writing into an existing folder, as a run does; return what lets it go.
+
+    A second call in this process, and a call where the file system cannot lock, hold nothing.
+
+    Raises:
+        RunDirError: another process holds it, after 15 s.
+    """
+    lock = FileLock(folder / "running.lock", what=f"the folder {folder}")
+    with contextlib.suppress(OSError):
+        if str(lock.path.absolute()) not in _held:
+            lock.acquire(wait_s=_FOLDER_WAIT_S)
+    return lock.release
