@@ -105,7 +105,7 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     batch: _Batch = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed batches.")] = 20,
     threads: _Threads = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random crop origins.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random crop origins.")] = 0,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Save the measured decoding speeds for later audits on this machine.")
     ] = False,

@@ -179,7 +179,10 @@ def verify_command(
 
 
 def _lines(file: Path) -> list[str]:
-    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--genes must be a text file (UTF-8) with a name per line, {file} is not: {error}") from None
     return [line for line in lines if line]
 
 
