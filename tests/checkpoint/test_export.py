@@ -85,6 +85,9 @@ def test_show_and_verify(sharded, tmp_path):
     assert "DAMAGED: notes.npz has 1 bytes" in text
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         invoke("verify", tmp_path)
+    for place in (tmp_path / "none", copy / "step-0000000004" / "notes.npz"):
+        with pytest.raises(CheckpointError, match="it is no folder"):
+            invoke("show", place)
 
 
 def test_export(sharded, tmp_path):

@@ -92,6 +92,11 @@ def test_variables_are_named_one_a_line(tmp_path, inputs, command):
     place = write_anndata(made, tmp_path / "a.zarr")
     assert command("rows", "write", tmp_path / "c.zarr", place, "--genes", tmp_path / "genes.txt")[0] == 0
     assert anndata.read_zarr(tmp_path / "c.zarr" / "dataset_0").var_names.tolist() == ["gene one", "three"]
+    (tmp_path / "genes.bin").write_bytes(b"\xff\xd8")
+    for wrong in ("genes.bin", "none.txt"):
+        code, _, said = command("rows", "write", tmp_path / "new.zarr", place, "--genes", tmp_path / wrong)
+        assert code == 2
+        assert re.match(f"rankwise: --genes must be a text file .*{wrong} is not: ", said)
 
 
 def test_ranks_share_the_writing(tmp_path, inputs, command):

@@ -1,14 +1,12 @@
 """Commands that run a script: what is theirs, and what is the script's."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from rankwise._process.lock import FileLock
 from rankwise.cli.app import app
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, RunDirError
 
 
 @pytest.mark.parametrize("command", ["verify", "scaling", "profile"])
@@ -43,18 +41,17 @@ def test_options_after_the_script_are_said(command, words, named, *, tmp_path, m
     )
 
 
-def test_a_second_profile_into_one_folder_is_refused(tmp_path):
-    """It is named who records there; the last to end would replace the profile of the other."""
+@pytest.mark.parametrize("command", ["profile", "scaling"])
+def test_a_second_measurement_into_one_folder_is_refused(command, tmp_path, monkeypatch):
+    """Before anything runs; the last to end would replace the result of the other."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "runs/train").mkdir(parents=True)
-    lock = FileLock(tmp_path / "runs/train/profile.lock", what="")
+    lock = FileLock(tmp_path / f"runs/train/{command}.lock", what="")
     lock.acquire(wait_s=0)
-    command = [sys.executable, "-m", "rankwise", "profile", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    with pytest.raises(RunDirError, match=f"^the {command} in runs/train is already in use"):
+        app([command, "train.py"], prog_name="rankwise", standalone_mode=False)
     lock.release()
-    assert done.returncode == 2
-    assert done.stderr.startswith("rankwise: the profile in runs/train is in use by process ")
-    assert "--run-dir" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -66,6 +63,21 @@ def test_a_second_profile_into_one_folder_is_refused(tmp_path):
         (["lint", "--ignore", ",", "x.py"], "--ignore must name a rule"),
         (["doctor", "--only", ""], "--only must name a section"),
         (["doctor", "--skip", " "], "--skip must name a section"),
+        (["lint", "--baseline", "", "x.py"], "a folder or file"),
+        (["lint", "--write-baseline", "", "x.py"], "a folder or file"),
+        (["report", "--lint", "", "run"], "a folder or file"),
+        (["report", "run", "-o", ""], "a folder or file"),
+        (["checkpoint", "show", ""], "a folder or file"),
+        (["checkpoint", "export", "run", ""], "a folder or file"),
+        (["rows", "info", ""], "a folder or file"),
+        (["rows", "verify", ""], "a folder or file"),
+        (["rows", "write", "", "a.h5ad"], "a folder or file"),
+        (["rows", "write", "a.zarr", ""], "a folder or file"),
+        (["data", "audit", "", "--crop", "4"], "a folder or file"),
+        (["data", "index", "", "-o", "x"], "a folder or file"),
+        (["data", "index", ".", "-o", ""], "a folder or file"),
+        (["verify", "--out", "", "x.py"], "a folder or file"),
+        (["run", "--token-file", "", "x.py"], "a folder or file"),
         (["explain", ""], "an empty name"),
         (["profile", ""], "no script or folder ''"),
     ],

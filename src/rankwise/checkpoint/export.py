@@ -160,9 +160,11 @@ def _found(path: str) -> list[Any]:
     """
     root: Any = Bucket(path, {}).root if is_url(path) else Path(path)
     is_one = "manifest.json" in root.names() if is_url(path) else (root / "manifest.json").exists()
-    found = [root] if is_one else folders(root) or folders(root / "checkpoints")
+    is_folder = is_url(path) or root.is_dir()
+    found = [root] if is_one else (folders(root) or folders(root / "checkpoints")) if is_folder else []
     if not found:
-        raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
+        why = "neither a manifest.json nor a step-* folder" if is_folder else "it is no folder"
+        raise CheckpointError(f"there is no checkpoint in {path}: {why}")
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rankwise.cli.run import as_path, as_place
+
 checkpoint_commands = typer.Typer(
     name="checkpoint",
     help="Show what checkpoints contain, check that they are intact, and export them for other libraries.",
@@ -18,7 +20,9 @@ checkpoint_commands = typer.Typer(
 _Place = Annotated[
     str,
     typer.Argument(
-        metavar="PATH", help="A checkpoint, a folder of checkpoints, a run directory, or a URL of one of these."
+        parser=as_place,
+        metavar="PATH",
+        help="A checkpoint, a folder of checkpoints, a run directory, or a URL of one of these.",
     ),
 ]
 
@@ -57,7 +61,7 @@ def verify_command(path: _Place) -> None:
 @checkpoint_commands.command("export", no_args_is_help=True)
 def export_command(
     path: _Place,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
+    out: Annotated[Path, typer.Argument(parser=as_path, metavar="OUT", help="File to write.")],
     part: Annotated[str, typer.Option(help="Name of the part of the checkpoint to export.")] = "model",
     to: Annotated[
         str | None,

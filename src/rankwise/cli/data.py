@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankwise.cli.run import as_path, as_place
 from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ _SHORT = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat1
 
 # what `audit` predicts, `bench` measures: the same arguments
 _Uris = Annotated[
-    list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
+    list[str],
+    typer.Argument(parser=as_place, metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues."),
 ]
 _Crop = Annotated[str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")]
 _Channels = Annotated[
@@ -103,7 +105,7 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     batch: _Batch = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timed batches.")] = 20,
     threads: _Threads = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random crop origins.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random crop origins.")] = 0,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Save the measured decoding speeds for later audits on this machine.")
     ] = False,
@@ -137,9 +139,13 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 def index_command(
     uris: Annotated[
         list[str],
-        typer.Argument(metavar="URI", help="Arrays, groups, images, plates, or folders that contain these."),
+        typer.Argument(
+            parser=as_place, metavar="URI", help="Arrays, groups, images, plates, or folders that contain these."
+        ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="IDX", help="Catalogue file to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", parser=as_path, metavar="IDX", help="Catalogue file to write.")
+    ],
     workers: Annotated[
         int,
         typer.Option(

@@ -197,14 +197,22 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="FILE", help="HTML file, - for stdout. Default: report.html in the first run."
+            "-o",
+            "--out",
+            parser=as_path,
+            metavar="FILE",
+            help="HTML file, - for stdout. Default: report.html in the first run.",
         ),
     ] = None,
     lint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON output of `rankwise lint`. Default: RUN/lint.json.")
+        Path | None,
+        typer.Option(parser=as_path, metavar="FILE", help="JSON output of `rankwise lint`. Default: RUN/lint.json."),
     ] = None,
     doctor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSON output of `rankwise doctor`. Default: RUN/doctor.json.")
+        Path | None,
+        typer.Option(
+            parser=as_path, metavar="FILE", help="JSON output of `rankwise doctor`. Default: RUN/doctor.json."
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:

@@ -45,10 +45,11 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         bool, typer.Option("--diff", help="Print the changes that --fix would make, without making them.")
     ] = False,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Do not report findings listed in this baseline file.")
+        Path | None,
+        typer.Option(parser=as_path, metavar="FILE", help="Do not report findings listed in this baseline file."),
     ] = None,
     write_baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all findings to this baseline file.")
+        Path | None, typer.Option(parser=as_path, metavar="FILE", help="Write all findings to this baseline file.")
     ] = None,
     add_ignore: Annotated[
         bool, typer.Option("--add-ignore", help="Add a comment that suppresses the finding to every line that has one.")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rankwise.cli.output import plain_warnings
+from rankwise.cli.run import as_path, as_place
 from rankwise.errors import ConfigError, LaunchError, RankFailure, RankwiseError
 
 rows_commands = typer.Typer(
@@ -38,9 +39,15 @@ def _describe() -> None:
 
 @rows_commands.command("write", no_args_is_help=True, epilog=_EXAMPLES)
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Collection to create or extend; its name ends in .zarr.")],
+    out: Annotated[
+        str,
+        typer.Argument(parser=as_place, metavar="OUT", help="Collection to create or extend; its name ends in .zarr."),
+    ],
     inputs: Annotated[
-        list[str], typer.Argument(metavar="IN...", help="Inputs: h5ad files, AnnData Zarr stores, other collections.")
+        list[str],
+        typer.Argument(
+            parser=as_place, metavar="IN...", help="Inputs: h5ad files, AnnData Zarr stores, other collections."
+        ),
     ],
     layer: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Layer to write; may be repeated.")] = None,
     obsm: Annotated[
@@ -52,7 +59,10 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     ] = None,
     x: Annotated[bool, typer.Option("--x/--no-x", help="Write X, too, if --layer or --obsm is given.")] = True,
     genes: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the names of the variables to write, one per line.")
+        Path | None,
+        typer.Option(
+            parser=as_path, metavar="FILE", help="File with the names of the variables to write, one per line."
+        ),
     ] = None,
     join: Annotated[
         str,
@@ -134,7 +144,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
 @rows_commands.command("info", no_args_is_help=True)
 def info_command(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="AnnData Zarr store or collection.")],
+    uri: Annotated[str, typer.Argument(parser=as_place, metavar="URI", help="AnnData Zarr store or collection.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what a store or collection contains, the cost of its rows, and the gain of a conversion. Reads no data."""
@@ -146,7 +156,7 @@ def info_command(
 
 @rows_commands.command("verify", no_args_is_help=True)
 def verify_command(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="Collection written by rankwise.")],
+    uri: Annotated[str, typer.Argument(parser=as_place, metavar="URI", help="Collection written by rankwise.")],
     sources: Annotated[
         bool, typer.Option("--sources", help="Also read the sources again and compare every row with its source.")
     ] = False,
@@ -169,7 +179,10 @@ def verify_command(
 
 
 def _lines(file: Path) -> list[str]:
-    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--genes must be a text file (UTF-8) with a name per line, {file} is not: {error}") from None
     return [line for line in lines if line]
 
 

@@ -15,11 +15,16 @@ from rankwise.cli.start import start_ranks
 from rankwise.errors import ConfigError
 
 
-def as_path(text: str) -> Path:
-    """Return the path that words name: an empty text, as of a variable that is not set, would be this folder."""
+def as_place(text: str) -> str:
+    """Return a path or URL that is not empty: "", as of a variable that is not set, would be this folder."""
     if not text:
         raise typer.BadParameter('it names a folder or file, got "": leave it out, or give "." for the current folder')
-    return Path(text)
+    return text
+
+
+def as_path(text: str) -> Path:
+    """Return the path that words name, which are not empty."""
+    return Path(as_place(text))
 
 
 def split_names(words: list[str] | None, option: str, kind: str) -> tuple[str, ...] | None:
@@ -136,7 +141,9 @@ _OPTIONS: dict[str, Any] = {
     ),
     "node_rank": _in_nodes(metavar="K", help="Rank of this node. Default: by order of arrival."),
     "token_file": _in_nodes(
-        metavar="FILE", help="File with the token of the nodes. Default: RANKWISE_TOKEN, else ~/.config/rankwise/token."
+        parser=as_path,
+        metavar="FILE",
+        help="File with the token of the nodes. Default: RANKWISE_TOKEN, else ~/.config/rankwise/token.",
     ),
     "join_timeout": _in_nodes(
         metavar="SECONDS", help="Time for which nodes wait for each other, and for the replacement of a lost node."

@@ -63,7 +63,9 @@ def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         float | None,
         typer.Option(metavar="R", help="Relative difference that counts as rounding. Default: by the dtype."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the runs and their records in DIR.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=as_path, metavar="DIR", help="Keep the runs and their records in DIR.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run a script with several numbers of ranks; show where the runs first differ, and why."""
@@ -127,10 +129,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         folder = run_dir or (place.parent if place.name == "traces" else place)
         profile = profile_traces(place)
     elif place.is_file():
-        folder = run_dir or Path("runs") / place.stem
-        folder.mkdir(parents=True, exist_ok=True)
-        # held until this process ends: of two recordings at once, the traces of one would lie beside the other's table
-        FileLock(folder / "profile.lock", what=f"the profile in {folder}").acquire(wait_s=0)
+        folder = _locked_folder(run_dir, place, "profile")
         script = Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads)
         profile = profile_script(script, num_ranks=nproc, steps=steps, skip=skip, to_end=to_end, folder=folder)
         if swept is not None:
@@ -140,6 +139,22 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     profile.save(folder / "profile.json")
     facts = profile.to_json()
     print(json.dumps(facts, indent=1) if as_json else f"{profile_text(facts)}\n\nsaved as {folder / 'profile.json'}")
+
+
+def _locked_folder(run_dir: Path | None, script: Path, kind: str) -> Path:
+    """Return the run directory for a profile or a scaling measurement, locked until this process ends.
+
+    Of two at once the last would replace the result of the other, and the traces of one lie beside the other's table.
+
+    Raises:
+        RunDirError: another process writes there.
+    """
+    from rankwise.tracking.lock import FileLock
+
+    folder = run_dir or Path("runs") / script.stem
+    folder.mkdir(parents=True, exist_ok=True)
+    FileLock(folder / f"{kind}.lock", what=f"the {kind} in {folder}").acquire(wait_s=0)
+    return folder
 
 
 def _parse_ranks(text: str, example: str) -> list[int]:
@@ -225,6 +240,7 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     if mode not in {None, "strong", "weak"}:
         raise ConfigError(f"--mode must be strong or weak, got {mode!r}")
     given: Literal["strong", "weak"] | None = None if mode is None else "strong" if mode == "strong" else "weak"
+    path = _locked_folder(run_dir, Path(words[0]), "scaling") / "scaling.json"
     scaling = measure_scaling(
         Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads),
         ranks=sizes,
@@ -234,7 +250,6 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         mode=given,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    path = (run_dir or Path("runs") / Path(words[0]).stem) / "scaling.json"
     scaling.save(path)
     facts = scaling.to_json()
     print(json.dumps(facts, indent=1) if as_json else f"{scaling_text(facts)}\n\nsaved as {path}")

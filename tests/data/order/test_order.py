@@ -241,7 +241,7 @@ def test_a_foreign_state_is_refused(other, words):
     ("arguments", "words"),
     [
         ({"samples": 0}, "samples"),
-        ({"samples": []}, r"samples of an Order .* an integer from 1 to .*, got 0"),
+        ({"samples": []}, "an Order needs samples, got 0"),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 2.0}, "batch_size of an Order .* must be an integer of at least 1, got 2.0"),
         ({"seed": "x"}, "seed"),

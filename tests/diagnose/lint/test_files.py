@@ -183,6 +183,15 @@ def test_a_baseline_holds_old_findings_while_lines_move(tmp_path):
     assert len(without_known(lint_paths([path]).findings, read_baseline(kept))) == 1
     with pytest.raises(ConfigError, match="no baseline"):
         read_baseline(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="is no baseline, as"):
+        read_baseline(tmp_path)
+    for damaged in (b"\xff\xd8", b'{"version": 1, "findings": [{"fi', b'{"version": 1, "findings": 3}', b"[]"):
+        kept.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"baseline.json is no baseline, as `--write-baseline` makes it"):
+            read_baseline(kept)
+    kept.write_text('{"version": 2, "findings": [3]}')
+    with pytest.raises(ConfigError, match=r"version 2, wanted 1: write it anew"):
+        read_baseline(kept)
 
 
 def test_calls_are_followed_into_files_that_are_given(tmp_path):

@@ -27,7 +27,6 @@ MAX_LANES = 4096
 DEFAULT_LANES = 64
 # Sums of a few sizes still fit into 64 bits.
 MAX_SAMPLES = 1 << 60
-_COUNT = "num_samples of a source (0: the source has no samples)"
 
 Opener: TypeAlias = Callable[[Any], Any]
 
@@ -92,20 +91,21 @@ class Facts:
         Raises:
             ConfigError: `samples` is none of these, or is empty.
         """
-        if isinstance(samples, BaseSamples):
-            known: Any = samples  # a subclass may have more members
-            locality = known.locality
-            chunk = whole_number("chunk_samples of a source", locality.chunk_samples, least=1)
-            return cls(
-                num_samples=whole_number(_COUNT, known.num_samples, least=1, most=MAX_SAMPLES),
-                locality=locality,
-                chunk_bytes=locality.chunk_bytes or _decoded_bytes(known.fields, chunk),
-                fingerprint=known.fingerprint,
-                draw=known.draw_options,
-            )
-        count = len(samples) if isinstance(samples, Sized) else samples
-        name = "the samples of an Order (their number, a source, or anything with len(); 0: there are none)"
-        return cls(num_samples=whole_number(name, count, least=1, most=MAX_SAMPLES))
+        source: Any = samples if isinstance(samples, BaseSamples) else None  # a subclass may have more members
+        given = source.num_samples if source is not None else len(samples) if isinstance(samples, Sized) else samples
+        count = whole_number("samples of an Order (number, source, or a len())", given, least=0, most=MAX_SAMPLES)
+        if not count:
+            raise ConfigError("an Order needs samples, got 0: look at the path, filter or split they come from")
+        if source is None:
+            return cls(num_samples=count)
+        chunk = whole_number("chunk_samples of a source", source.locality.chunk_samples, least=1)
+        return cls(
+            num_samples=count,
+            locality=source.locality,
+            chunk_bytes=source.locality.chunk_bytes or _decoded_bytes(source.fields, chunk),
+            fingerprint=source.fingerprint,
+            draw=source.draw_options,
+        )
 
 
 def choose_window(*, lanes: int, chunk_samples: int, chunk_bytes: int | None, num_chunks: int) -> int:

@@ -192,14 +192,17 @@ def read_baseline(path: Path) -> Counter[str]:
         ConfigError: there is no such file, or it is no baseline of this version.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["version"] != _VERSION:
-            raise ConfigError(f"{path} is a baseline of version {content['version']}, wanted {_VERSION}: write it anew")
-        return Counter({entry["fingerprint"]: int(entry["count"]) for entry in content["findings"]})
+        content = json.loads(path.read_bytes())
+        version, entries = content["version"], content["findings"]
+        known = Counter({entry["fingerprint"]: int(entry["count"]) for entry in entries if version == _VERSION})
     except FileNotFoundError:
         raise ConfigError(f"no baseline {str(path)!r}; `--write-baseline` makes it") from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} is no baseline: {type(error).__name__}: {error}") from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        what = f"is no baseline, as `--write-baseline` makes it: {type(error).__name__}: {error}"
+        raise ConfigError(f"{path} {what}") from None
+    if version != _VERSION:
+        raise ConfigError(f"{path} is a baseline of version {version}, wanted {_VERSION}: write it anew")
+    return known
 
 
 def without_known(findings: Iterable[Finding], known: Counter[str]) -> list[Finding]:
