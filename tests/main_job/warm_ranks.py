@@ -108,8 +108,15 @@ def launch(order):
 def main():
     sys.path.insert(0, str(Path(__file__).parent))
     # what a rank would import when it first needs it, too, and the decoder that it would load and check
-    late = ("numba", "numpy.ma", "rankwise.launch.local.ports", "rankwise.train.models.batch_norm", "torch.utils.serialization")
-    for name in ("train_small", "train_crops", *late):
+    for name in (
+        "train_small",
+        "train_crops",
+        "numba",
+        "numpy.ma",
+        "rankwise.launch.local.ports",
+        "rankwise.train.models.batch_norm",
+        "torch.utils.serialization",
+    ):
         importlib.import_module(name)
     from rankwise.data.store.decode.choice import choose_decoder
 
