@@ -12,6 +12,7 @@ from rankwise.errors import ConfigError
 from rankwise.launch import debugger
 
 SCRIPT = """
+    import torch  # once, before the ranks are forked
     import os, rankwise
     from rankwise import vitals
 

@@ -1,5 +1,6 @@
 """ddpw's way of starting tasks, with its mistakes mended."""
 
+import json
 import random
 import subprocess
 import sys
@@ -52,17 +53,15 @@ def test_the_decorator_runs_on_every_rank(launcher):
 
 
 def test_without_groups_there_is_no_group(tmp_path, capfd):
-    """ipc_groups=None: no process group, the same seeds, the variables of torchrun; quiet if asked."""
+    """ipc_groups=None: no process group, but the seed; quiet if asked."""
 
     def task(*, global_rank, group, **_):
         import torch.distributed as dist
 
         return global_rank, group, dist.is_initialized(), random.random()
 
-    platform = Platform(device="cpu", num_ranks=2, ipc_groups=None, seed=5, verbose=False, console_logs=None)
-    values = Wrapper(platform).start(task)
-    wanted = random.Random(5).random()
-    assert values == [(0, None, False, wanted), (1, None, False, wanted)]
+    platform = Platform(device="cpu", ipc_groups=None, seed=5, verbose=False, console_logs=None)
+    assert Wrapper(platform).start(task) == [(0, None, False, random.Random(5).random())]
     assert list(tmp_path.iterdir()) == [], "no logs"
     assert capfd.readouterr() == ("", ""), "verbose=False reaches the ranks"
 
@@ -98,13 +97,16 @@ def meet(*, global_rank, group, platform, **_):
     """What a rank finds, and how it leaves."""
     import atexit
     import datetime as dt
+    import json
     import os
     import pathlib
+    import random
 
     import torch
     import torch.distributed as dist
 
     atexit.register(lambda: pathlib.Path(f"left-{global_rank}").write_text(str(dist.is_initialized())))
+    drawn = random.random()
     value = torch.tensor(1.0 + global_rank)
     dist.all_reduce(value)
     store = dist.distributed_c10d._get_default_store()
@@ -117,14 +119,20 @@ def meet(*, global_rank, group, platform, **_):
         "timeout": group._get_backend(torch.device("cpu")).options._timeout == dt.timedelta(seconds=77),
         "device": str(torch.empty(0).device),
         "port": int(os.environ["MASTER_PORT"]),
+        "drawn": drawn,
     }
+    pathlib.Path(f"found-{global_rank}").write_text(json.dumps(found))
+    dist.barrier()
     if global_rank == 1 and platform.name == "fails":
         raise ValueError("no")
     return found
 
 
 def test_ranks_meet_through_a_file(tmp_path):
-    """ipc_protocol="file": in a folder that is made, for its owner alone, and left empty; nobody listens for it."""
+    """ipc_protocol="file": in a folder that is made, for its owner alone, and left empty; nobody listens for it.
+
+    Without a folder of the user's: see below.
+    """
     platform = Platform(
         device="cpu", num_ranks=2, ipc_protocol="file", master_addr="./meet", verbose=False, ipc_timeout_s=77
     )
@@ -134,9 +142,6 @@ def test_ranks_meet_through_a_file(tmp_path):
     assert [name.startswith("rankwise-meeting-") for name in first["files"]] == [True]
     assert list((tmp_path / "meet").iterdir()) == []
     assert (tmp_path / "meet").stat().st_mode & 0o077 == 0
-    by_itself = Platform(device="cpu", num_ranks=2, ipc_protocol="file", verbose=False, ipc_timeout_s=77)
-    values = Wrapper(by_itself).start(meet)
-    assert [(value["store"], value["files"]) for value in values] == [("FileStore", [])] * 2
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
@@ -152,7 +157,10 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
 
 
 def test_the_end_is_the_same_however_it_comes(tmp_path):
-    """Timeouts hold for subgroups, no default device is set, and every group is left, also after a failure."""
+    """Timeouts hold for subgroups, no default device is set, and every group is left, also after a failure.
+
+    The ranks that fail have met through a file in a folder of their own.
+    """
     called = []
     options = {"num_ranks": 2, "ipc_groups": [[0], [1]], "ipc_timeout_s": 77, "verbose": False, "seed": 3}
     random.seed(1)
@@ -161,12 +169,15 @@ def test_the_end_is_the_same_however_it_comes(tmp_path):
     values = Wrapper(Platform("ends", "cpu", **options, **finish)).start(meet)
     assert random.getstate() == state, "ports are not drawn from the user's generator"
     assert all(value["timeout"] and value["device"] == "cpu" and value["store"] == "TCPStore" for value in values)
+    assert [value["drawn"] for value in values] == [random.Random(3).random()] * 2, "the same seed"
     assert called == [1], "once"
     left = [tmp_path / "left-0", tmp_path / "left-1"]
     assert [path.read_text() for path in left] == ["False", "False"]
     left[1].unlink()
     with pytest.raises(RankFailure, match="ValueError: no"):
-        Wrapper(Platform("fails", "cpu", **options, **finish)).start(meet)
+        Wrapper(Platform("fails", "cpu", ipc_protocol="file", **options, **finish)).start(meet)
+    found = [json.loads((tmp_path / f"found-{rank}").read_text()) for rank in (0, 1)]
+    assert [(each["store"], each["files"]) for each in found] == [("FileStore", [])] * 2
     assert left[1].read_text() == "False"
     assert called == [1], "only after success"
 

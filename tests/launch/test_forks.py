@@ -113,7 +113,8 @@ def test_a_forked_rank_is_as_one_that_was_started(launcher):
 
 
 @pytest.mark.parametrize(
-    ("where", "with_env"), [("main", False), ("module", True), pytest.param("module", False, marks=pytest.mark.slow)]
+    ("where", "with_env"),
+    [("main", False), *(pytest.param("module", each, marks=pytest.mark.slow) for each in (True, False))],
 )
 def test_a_function_that_imports_torch_first(launcher, where, with_env):
     """Its ranks are forked too, from a caller that has no torch, and see what started ones see.

@@ -176,7 +176,7 @@ def test_a_rank_asleep_in_its_step_is_named(launcher):
     assert "rank 1 has not joined all_reduce #" in done.stderr
 
 
-@pytest.mark.parametrize("deed", ["sys.exit(0)", "import os; os._exit(0)"])
+@pytest.mark.parametrize("deed", ["sys.exit(0)", pytest.param("import os; os._exit(0)", marks=pytest.mark.slow)])
 def test_a_rank_that_leaves_early_is_named(launcher, deed):
     """A rank that ends well in the middle is the cause of what the others die of, and their stacks show where."""
     done = launcher.run("--nproc", 3, launcher.script(IN_STEP.format(deed=deed)))

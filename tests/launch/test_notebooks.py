@@ -80,7 +80,7 @@ def test_the_page_runs_cell_by_cell(notebook):
 
 
 WATCH = """
-    import os, pathlib, sys, time, torch
+    import os, pathlib, sys, time
     import rankwise
 
     def watch():

@@ -66,7 +66,7 @@ MANY = """
 import os, sys
 from rankwise.launch import Job, Target, supervise
 pids = []
-for _ in range(20):
+for _ in range(int(sys.argv[2])):
     pid = os.fork()
     if pid == 0:
         os._exit(supervise(Job(target=Target(kind="script", name=sys.argv[1]))).exitcode)
@@ -76,23 +76,24 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids))
 
 
 @linux
-def test_20_launches_at_once(launcher):
-    """20 launches side by side, each with a rank that listens on its MASTER_PORT: all end well, all ports differ."""
-    script = launcher.script("""
+@pytest.mark.parametrize("many", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_launches_at_once(launcher, many):
+    """Launches side by side, each with a rank that listens on its MASTER_PORT: all end well, all ports differ."""
+    script = launcher.script(f"""
         import os, pathlib, socket, time
         port = int(os.environ["MASTER_PORT"])
         server = socket.create_server(("", port))
         name = pathlib.Path("port-" + os.environ["TORCHELASTIC_RUN_ID"])
         name.write_text(str(port))
         deadline = time.monotonic() + 200
-        while len(list(pathlib.Path().glob("port-*"))) < 20:
+        while len(list(pathlib.Path().glob("port-*"))) < {many}:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     """)
-    process = launcher.start(command=[sys.executable, "-c", MANY, script])
+    process = launcher.start(command=[sys.executable, "-c", MANY, script, str(many)])
     _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    assert len({path.read_text() for path in launcher.folder.glob("port-*")}) == 20
+    assert len({path.read_text() for path in launcher.folder.glob("port-*")}) == many
 
 
 @linux

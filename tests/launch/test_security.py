@@ -10,6 +10,7 @@ from pathlib import Path
 from rankwise.testing.strangers import listening, throw_garbage
 
 TRAINS = """
+    import torch  # once, before the ranks are forked
     import os, pathlib, time
     import rankwise
     rank = os.environ["RANK"]

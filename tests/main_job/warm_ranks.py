@@ -107,17 +107,22 @@ def launch(order):
 
 def main():
     sys.path.insert(0, str(Path(__file__).parent))
-    # what a rank would import when it first needs it, too: torch._dynamo (by the optimizer) takes a second
+    # what a rank would import when it first needs it, too, and the decoder that it would load and check
     for name in (
         "train_small",
         "train_crops",
-        "torch._dynamo",
-        "zarr",
         "numba",
-        "numcodecs",
+        "numpy.ma",
         "rankwise.launch.local.ports",
+        "rankwise.train.models.batch_norm",
+        "torch.utils.serialization",
     ):
         importlib.import_module(name)
+    from rankwise.data.store.decode.choice import choose_decoder
+
+    first = threading.Thread(target=choose_decoder)  # in the main thread, blosc would start threads of its own
+    first.start()
+    first.join()
     assert threading.active_count() == 1  # a fork would lose the others
     for line in sys.stdin:
         print(json.dumps(launch(json.loads(line))), flush=True)

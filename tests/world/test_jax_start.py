@@ -55,6 +55,7 @@ if world.world_size == 2:
     said["backend"] = world.backend
     said["torch"] = "torch" in sys.modules
     said["sum"] = float(total(numbers))
+if world.world_size == 2 and attempt == "0":
     tree = {"int": 2**40 + rank, "bool": rank == 1, "float": 0.5, "array": np.full(3, rank, "int8")}
     tree["half"] = np.float16(rank)
     said["all_reduce"] = {key: np.asarray(value).tolist() for key, value in world.all_reduce(tree).items()}
