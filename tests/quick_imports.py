@@ -16,6 +16,10 @@ lock, which they need to let go of their tensor. rankwise waits for them itself;
 A third of what importing torch costs are decompositions and rules for tensors without data, written in Python. They are
 left until a fake tensor is made (by the compiler, by DTensor) or somebody asks for one of their names.
 
+zarr's own thread does the work on files and chunks: for the few bytes of a test, handing it on to other threads takes a
+third of all time. The same calls write the same files. And anndata asks for zarr's version with each array that it
+writes, for which the file that tells it was found and parsed each time.
+
 ``PLAIN_IMPORTS=1`` switches all of this off: the demo is tested so, as its users run it.
 """
 
@@ -219,6 +223,26 @@ def name_source_by_frame(module):
     module.get_source = get_source
 
 
+class NoThreads:
+    """`asyncio` whose `to_thread` calls the function where it is."""
+
+    def __getattr__(self, name):
+        return getattr(sys.modules["asyncio"], name)
+
+    async def to_thread(self, call, *arguments, **options):
+        return call(*arguments, **options)
+
+
+def hand_nothing_on(module):
+    """A module of zarr that reads, writes or decodes in other threads."""
+    module.asyncio = NoThreads()
+
+
+def ask_version_once(module):
+    """A module of anndata that asks for versions."""
+    module.version = functools.cache(module.version)
+
+
 AFTER = {
     "torch": forget_what_was_left_out,
     "torch._library.utils": name_source_by_frame,
@@ -231,6 +255,18 @@ AFTER = {
     "torch.optim.optimizer": break_graphs_when_loaded,
     "torch.nn.parallel.distributed": set_default_of_ddp,
     "torch.profiler.profiler": ask_no_compiler,
+    **dict.fromkeys(
+        (
+            "zarr.codecs._v2",
+            "zarr.codecs.blosc",
+            "zarr.codecs.gzip",
+            "zarr.codecs.numcodecs._codecs",
+            "zarr.codecs.zstd",
+            "zarr.storage._local",
+        ),
+        hand_nothing_on,
+    ),
+    **dict.fromkeys(("anndata._core.sparse_dataset", "anndata._io.specs.methods"), ask_version_once),
 }
 BEFORE = {
     "lightning.fabric.wrappers": ask_compiler_when_loaded,
