@@ -1,11 +1,10 @@
 """What all tests start from."""
 
-import asyncio
 import ctypes
-import functools
 import gc
 import http.client
 import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -34,6 +33,9 @@ server.stop()
 # Threads of OpenMP that wait for work burn a core each, which on a busy machine the one they wait for would need: a fit
 # of six small steps took fifty seconds of CPU, and takes four. Their number stays, and with it every sum.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Workers that fork servers of tests start have it, as those of a script have what the script imports.
+multiprocessing.set_forkserver_preload(["torch"])
 
 HERE = Path(__file__).parent
 # Files that take half a minute and more, longest first; a name that is gone does no harm.
@@ -79,32 +81,8 @@ def pytest_collection_finish():
     if "torch" in sys.modules:  # what quick_imports.py has left out of it
         importlib.import_module("torch._meta_registrations")
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "quick_imports"]
-    spare_small_stores()
     gc.collect()
     gc.freeze()
-
-
-class NoThreads:
-    """`asyncio` whose `to_thread` calls the function where it is."""
-
-    def __getattr__(self, name):
-        return getattr(asyncio, name)
-
-    async def to_thread(self, call, *arguments, **options):
-        return call(*arguments, **options)
-
-
-def spare_small_stores():
-    """Let zarr's own thread do the work on files and chunks: for a few bytes, handing it on takes a third of all time.
-
-    The same calls write the same files. What else is spared: anndata asks for zarr's version with each array that it
-    writes, and each time the file that tells it is found and parsed.
-    """
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("zarr.") and getattr(module, "asyncio", None) is asyncio:
-            module.asyncio = NoThreads()
-        if name in {"anndata._core.sparse_dataset", "anndata._io.specs.methods"}:
-            module.version = functools.cache(module.version)
 
 
 @pytest.fixture(autouse=True)

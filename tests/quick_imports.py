@@ -7,17 +7,23 @@ once more when the process ends. A test run starts a thousand such processes.
 Collected as ever is what scripts and rankwise make.
 
 The first optimizer of a process, its first DDP and its first profile import torch's compiler (`torch._dynamo`, with
-sympy), which costs as much as torch itself: they ask it to leave some functions alone, or what it is set to. As long as
-nobody has loaded the compiler there is nothing to ask, so all runs plainly; `torch.compile` loads it. Loading it hides
+sympy), and so does Lightning, which costs as much as torch itself: they ask it to leave some functions alone, what it
+is set to, or what it has compiled. As long as nobody has loaded the compiler there is nothing to ask, so all runs
+plainly; `torch.compile` loads it. Loading it hides
 a race of torch: freeing a gloo group waits for the threads of its last collective while it holds the interpreter's
 lock, which they need to let go of their tensor. rankwise waits for them itself; other scripts get a wait here.
 
 A third of what importing torch costs are decompositions and rules for tensors without data, written in Python. They are
 left until a fake tensor is made (by the compiler, by DTensor) or somebody asks for one of their names.
 
+zarr's own thread does the work on files and chunks: for the few bytes of a test, handing it on to other threads takes a
+third of all time. The same calls write the same files. And anndata asks for zarr's version with each array that it
+writes, for which the file that tells it was found and parsed each time.
+
 ``PLAIN_IMPORTS=1`` switches all of this off: the demo is tested so, as its users run it.
 """
 
+import builtins
 import functools
 import gc
 import importlib
@@ -26,6 +32,7 @@ import sys
 import threading
 import time
 from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, SimpleNamespace
 
 BIG = frozenset(
     {
@@ -56,6 +63,44 @@ def disable_when_loaded(module):
         return inner
 
     module._disable_dynamo = _disable_dynamo
+
+
+def disable_for_others_when_loaded(module):
+    """`torch.compiler.disable`: the same for functions of others; what else it is given loads the compiler."""
+    disable = module.disable
+
+    def disable_function(fn=None, recursive=True, **options):
+        if "torch._dynamo" in sys.modules or not isinstance(fn, FunctionType):
+            return disable(fn, recursive, **options)
+        return sys.modules["torch._compile"]._disable_dynamo(fn, recursive)
+
+    module.disable = disable_function
+
+
+class OfCompiler(type):
+    """What stands for `torch._dynamo.OptimizedModule`: nothing is one before the compiler is loaded."""
+
+    def __instancecheck__(cls, instance):
+        return "torch._dynamo" in sys.modules and isinstance(instance, sys.modules["torch._dynamo"].OptimizedModule)
+
+
+def ask_compiler_when_loaded(module):
+    """Before Lightning's modules run that import a class of the compiler, to ask if something is of it."""
+    find_here(module, "torch._dynamo", Unloaded(OptimizedModule=OfCompiler("OptimizedModule", (), {})))
+
+
+def spare_signals(module):
+    """Before torchmetrics gives `scipy.signal` an old name, which a library misses that is not installed."""
+    find_here(module, "scipy.signal", SimpleNamespace(signal=SimpleNamespace(hamming=None)))
+
+
+def find_here(module, wanted, found):
+    """Let the module's own import of something that is not loaded find this; it has not run yet."""
+
+    def find(name, *args, **kwargs):
+        return found if name == wanted and name not in sys.modules else builtins.__import__(name, *args, **kwargs)
+
+    module.__builtins__ = {**vars(builtins), "__import__": find}
 
 
 def break_graphs_when_loaded(module):
@@ -178,17 +223,57 @@ def name_source_by_frame(module):
     module.get_source = get_source
 
 
+class NoThreads:
+    """`asyncio` whose `to_thread` calls the function where it is."""
+
+    def __getattr__(self, name):
+        return getattr(sys.modules["asyncio"], name)
+
+    async def to_thread(self, call, *arguments, **options):
+        return call(*arguments, **options)
+
+
+def hand_nothing_on(module):
+    """A module of zarr that reads, writes or decodes in other threads."""
+    module.asyncio = NoThreads()
+
+
+def ask_version_once(module):
+    """A module of anndata that asks for versions."""
+    module.version = functools.cache(module.version)
+
+
 AFTER = {
     "torch": forget_what_was_left_out,
     "torch._library.utils": name_source_by_frame,
     "torch._library.opaque_object": set_type_of_generators,
     "torch._subclasses.fake_tensor": load_rules_of_fake_tensors,
     "torch._compile": disable_when_loaded,
+    "torch.compiler": disable_for_others_when_loaded,
     "torch.autograd": compare_plain_shapes,
     "torch.distributed.distributed_c10d": let_threads_finish,
     "torch.optim.optimizer": break_graphs_when_loaded,
     "torch.nn.parallel.distributed": set_default_of_ddp,
     "torch.profiler.profiler": ask_no_compiler,
+    **dict.fromkeys(
+        (
+            "zarr.codecs._v2",
+            "zarr.codecs.blosc",
+            "zarr.codecs.gzip",
+            "zarr.codecs.numcodecs._codecs",
+            "zarr.codecs.zstd",
+            "zarr.storage._local",
+        ),
+        hand_nothing_on,
+    ),
+    **dict.fromkeys(("anndata._core.sparse_dataset", "anndata._io.specs.methods"), ask_version_once),
+}
+BEFORE = {
+    "lightning.fabric.wrappers": ask_compiler_when_loaded,
+    "lightning.pytorch.utilities.compile": ask_compiler_when_loaded,
+    "torchmetrics": spare_signals,
+    "torchmetrics.audio": spare_signals,
+    "torchmetrics.functional.audio": spare_signals,
 }
 
 
@@ -212,7 +297,7 @@ class Finder:
         self._lock, self._depth, self._enabled, self._freeze = threading.Lock(), 0, True, True
 
     def find_spec(self, name, path=None, target=None):
-        if name not in BIG and name not in AFTER and name not in RULES:
+        if not any(name in names for names in (BIG, BEFORE, AFTER, RULES)):
             return None
         if name in RULES:
             if name in LAZY and sys.modules["torch"].__spec__._initializing:
@@ -225,8 +310,9 @@ class Finder:
                 return spec
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            execute, run, after = spec.loader.exec_module, self._execute, AFTER.get(name, lambda _: None)
-            spec.loader.exec_module = lambda module: (run(execute, module), after(module))
+            execute, run = spec.loader.exec_module, self._execute
+            before, after = (hooks.get(name, lambda _: None) for hooks in (BEFORE, AFTER))
+            spec.loader.exec_module = lambda module: (before(module), run(execute, module), after(module))
         return spec
 
     def _execute(self, execute, module):

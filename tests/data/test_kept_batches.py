@@ -183,14 +183,14 @@ def seen_in(kept, how):
 
 
 # Whatever of these is kept holds the memory by the same object. All are tried with a loader of each kind of batch, and
-# with every loader those that hold least: views, and what other libraries make of them.
+# with every loader what holds least: what other libraries make of it.
 EACH_KIND = {"samples", "dataset", "ordered_sparse", "drawn_dense", "drawn_sparse", "crops", "crops_jax", "pushed"}
 
 
 def cases():
     for kind in LOADERS:
         for how in KEPT:
-            often = kind in EACH_KIND or how in {"views", "others"}
+            often = kind in EACH_KIND or how == "others"
             yield pytest.param(kind, how, marks=() if often else pytest.mark.slow)
 
 

@@ -1,4 +1,4 @@
-"""Run every loop of this folder on the ranks that were started: all_loops.py PLACES FOLDER CHECKPOINTS [--resume]."""
+"""Run every loop of this folder on the ranks that were started, then some on one alone: all_loops.py PLACES FOLDER."""
 
 import json
 import os
@@ -10,8 +10,10 @@ from kinds import KINDS
 from lightning_loop import train_lightning
 from plain_loop import train_plain
 from sampled_loop import train_sampled
+from torch import distributed
 
 STEPS = 4  # after which a checkpoint is saved
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def whole_and_cut(kind, place, num_ranks, folder, checkpoint):
@@ -47,18 +49,30 @@ def sampled(kind, places, num_ranks, checkpoint):
     }
 
 
+def stand_alone():
+    """Leave the process group, and forget what a launcher has told."""
+    distributed.destroy_process_group()
+    for name in [*os.environ]:
+        if name in LAUNCHER or name.startswith("TORCHELASTIC"):
+            del os.environ[name]
+
+
 def main():
-    places, folder, checkpoints = json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
-    rank, num_ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    run = continued if "--resume" in sys.argv else whole_and_cut
-    results = {}
-    for name, kind in KINDS.items():
-        here = folder / name
-        here.mkdir(exist_ok=True)
-        results[name] = run(kind, places[name], num_ranks, here, checkpoints / f"{name}.ckpt")
-    if "--resume" not in sys.argv:
-        results["sampled"] = sampled(KINDS["rows"], places["rows"], num_ranks, checkpoints / "sampled.ckpt")
+    places, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    checkpoints = {name: folder / f"{name}.ckpt" for name in [*KINDS, "sampled"]}
+    results = {
+        name: whole_and_cut(kind, places[name], num_ranks, folder / name, checkpoints[name])
+        for name, kind in KINDS.items()
+    }
+    results["sampled"] = sampled(KINDS["rows"], places["rows"], num_ranks, checkpoints["sampled"])
     (folder / f"rank{rank}.json").write_text(json.dumps(results))
+    stand_alone()
+    if rank == 0:
+        alone = {
+            name: continued(kind, places[name], 1, folder / name, checkpoints[name]) for name, kind in KINDS.items()
+        }
+        (folder / "alone.json").write_text(json.dumps(alone))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,9 @@ warnings.simplefilter("ignore")
 from torch.utils.data import DataLoader
 from rankwise import Order
 from rankwise.data.rows import OrderedLoader
+from rankwise.data.store.decode.choice import choose_decoder
 
+choose_decoder()  # loads numba, here and not in each worker
 places = sys.argv[1:]
 loader = OrderedLoader(places, order=Order(places, batch_size=9), dense=True)
 options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}

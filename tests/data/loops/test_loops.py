@@ -16,6 +16,7 @@ import zarr
 from rankwise.testing.stores.row_stores import make_stores
 
 SCRIPT = Path(__file__).with_name("all_loops.py")
+LAUNCH = ["-m", "rankwise", "run", "--nproc", "2", "--fresh", "--run-dir"]
 SAVED_STEPS = 4
 NUM_SAMPLES = {"crops": 5 * 4 * 5, "rows": 93}
 BATCH_SIZE = {"crops": 7, "rows": 14}
@@ -37,18 +38,11 @@ def told(tmp_path_factory):
     values = np.arange(20 * 30 * 40, dtype="u2").reshape(20, 30, 40)
     zarr.create_array(str(folder / "volume.zarr"), data=values, chunks=(5, 10, 10), shards=(10, 30, 40))
     places = {"crops": str(folder / "volume.zarr"), "rows": ",".join(make_stores(folder, (53, 40)).places)}
-    launch = ["-m", "rankwise", "run", "--nproc", "2", "--fresh", "--run-dir", str(folder / "run")]
-    return {2: run(folder, places, launch, 2), 1: run(folder, places, [], 1, "--resume")}
-
-
-def run(folder, places, launch, num_ranks, *options):
-    here = folder / str(num_ranks)
-    here.mkdir()
     done = subprocess.run(
         # the script runs other packages, whose warnings are theirs: no -W error here
-        [sys.executable, *launch, str(SCRIPT), json.dumps(places), str(here), str(folder), *options],
+        [sys.executable, *LAUNCH, str(folder / "run"), str(SCRIPT), json.dumps(places), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=here,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -56,7 +50,8 @@ def run(folder, places, launch, num_ranks, *options):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((here / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+    ranks = {2: ["rank0", "rank1"], 1: ["alone"]}
+    return {count: [json.loads((folder / f"{name}.json").read_text()) for name in ranks[count]] for count in ranks}
 
 
 def value_of(kind, number):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[3] / "bench" / "rows.py"
 
 
@@ -38,6 +40,7 @@ def test_it_runs(tmp_path):
         assert goal in said
 
 
+@pytest.mark.slow
 def test_dense_stores_and_row_edges(tmp_path):
     """Rows of a dense store and of our layout are compared too; an interpreter without annbatch is named."""
     words = ("--quick", "--folder", str(tmp_path), "--threads", "1", "--runs", "1", "--parts", "requests")

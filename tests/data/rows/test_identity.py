@@ -207,7 +207,7 @@ SAMPLERS = [
 ONCE = ("random", "sequential")
 
 
-@settings(max_examples=10, **quickly)
+@settings(max_examples=5, **quickly)
 @given(
     chosen=collections(),
     name=st.sampled_from(SAMPLERS),
@@ -264,7 +264,7 @@ def changed(source, how, data):
 
 
 @pytest.mark.filterwarnings("ignore:the split by:UserWarning")
-@settings(max_examples=15, **quickly)
+@settings(max_examples=8, **quickly)
 @given(
     chosen=collections(),
     how=st.sampled_from(["all", "subset", "split", "drawn"]),

@@ -119,8 +119,8 @@ def test_draws_of_one_sample_vary_over_epochs(labelled):
     place, kinds = labelled
     with RowSource(place, threads=1) as rows:
         drawn = rows.drawn(balance="kind", num_samples=8, together=4)
-        seen = [drawn.row_numbers(np.array([5]), seed=1, epoch=epoch)[0] for epoch in range(4_000)]
+        seen = [drawn.row_numbers(np.array([5]), seed=1, epoch=epoch)[0] for epoch in range(1_500)]
     counts = pd.Series(kinds[seen]).value_counts()
-    assert chi_squares(counts.to_numpy(), 4_000 / 3) < stats.chi2.isf(CHANCE, 2)
+    assert chi_squares(counts.to_numpy(), 1_500 / 3) < stats.chi2.isf(CHANCE, 2)
     rare = np.bincount(seen, minlength=300)[kinds == "rare"]
     assert chi_squares(rare, rare.sum() / 10) < stats.chi2.isf(CHANCE, 9)

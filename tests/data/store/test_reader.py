@@ -49,7 +49,7 @@ def written(options, rng, root):
     return read_meta(str(root))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_boxes_are_those_of_zarr(tmp_path_factory, data):
     """Any layout, codec, key encoding, fill value, padding, dtype: every box equals what zarr-python gives."""

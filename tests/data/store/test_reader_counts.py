@@ -105,7 +105,7 @@ def test_a_file_that_many_threads_want_is_opened_few_times(metas):
         assert len(reader._context.handles) == 1
 
 
-@pytest.mark.parametrize("cache", [0, 3000])
+@pytest.mark.parametrize("cache", [pytest.param(0, marks=pytest.mark.slow), 3000])
 def test_the_steady_state_allocates_nothing_that_grows(metas, cache):
     """Fifty batches leave no more memory in use than they found, with a cache that is off or too small."""
     small = {"shape": (3, 5)}

@@ -119,7 +119,7 @@ def compare_drawn(factory, rng):
         shutil.rmtree(root, ignore_errors=True)  # a write that was refused may still be ending
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.randoms(use_true_random=False))
 def test_boxes_are_those_of_zarr(tmp_path_factory, rng):
     """Any arrays and boxes: the same bytes and the same refusals as zarr-python, from both decoders."""

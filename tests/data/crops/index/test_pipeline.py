@@ -51,7 +51,7 @@ def world(index, order, volumes, size, *, state, steps=None, **options):
     return [list(chain(*parts)) for parts in zip(*ranks, strict=True)], states[0]
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.data())
 def test_exactly_once_at_any_world_and_restart(volumes, data):
     """Every tile comes once per epoch, byte for byte, also when the ranks stop and go on as another world."""

@@ -79,8 +79,17 @@ def two(image):
     return np.stack([shifted(image), -image], axis=1)
 
 
-@pytest.mark.parametrize("edges", ["shift", "pad"])
-@pytest.mark.parametrize("window", ["gaussian", "hann", "constant"])
+@pytest.mark.parametrize(
+    ("window", "edges"),
+    [
+        ("gaussian", "shift"),
+        ("hann", "pad"),
+        ("constant", "shift"),
+        pytest.param("gaussian", "pad", marks=pytest.mark.slow),
+        pytest.param("hann", "shift", marks=pytest.mark.slow),
+        pytest.param("constant", "pad", marks=pytest.mark.slow),
+    ],
+)
 def test_every_element_is_the_weighted_mean_of_its_tiles(volume, tmp_path, window, edges):
     """Equal to the sum over all tiles in memory, frame by frame, whatever the window, for one number or several."""
     path, values = volume
@@ -292,7 +301,7 @@ def test_a_result_of_something_else_is_not_taken_for_this_one(volume, tmp_path):
 def test_the_volume_is_never_in_memory(tmp_path):
     """Peak memory is that of a few layers, not of the volume: a volume four times as long takes no more."""
     peaks = []
-    for length in (256, 1024):
+    for length in (160, 640):
         path = tmp_path / f"v{length}"
         zarr.create_array(path, data=np.full((length, 64, 64), 3, "u1"), chunks=(16, 64, 64))
         index = CropIndex(path, shape=(16, 32, 32), stride=(8, 32, 32), fields={"image": Take(dtype="f4")})

@@ -136,7 +136,7 @@ def played(hundred, kind, actions, *, across_epochs):
     return seen
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(sorted(SAMPLERS)), actions=ACTIONS)
 @example(kind="rank", actions=[("save", 2), ("mask", 41), ("start", 0)])  # nothing is left then
 @example(kind="rank", actions=[("save", 2), ("mask", 41), ("second", 1)])

@@ -25,7 +25,9 @@ import atexit, os, signal, sys, threading
 import pandas, torch
 import rankwise.data.rows.samplers
 from rankwise.data.rows import Loader
+from rankwise.data.store.decode.choice import choose_decoder
 from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
+choose_decoder()  # loads numba once for all
 """
 OPEN = "batches = iter(loader)\nnext(batches)\n"
 

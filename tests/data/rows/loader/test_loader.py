@@ -96,7 +96,7 @@ class Rows(Sampler):
         }
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_the_row_that_arrives_is_the_row_of_that_index(stores, data):
     """Matrix and obs alike, for kinds, dtypes, libraries, samplers, masks, epochs; each row of the range once."""
@@ -137,7 +137,7 @@ ROWS = st.lists(st.integers(0, 107), min_size=1, max_size=30)
 PLACES = st.lists(st.integers(0, 999), max_size=40)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(KINDS, ROWS, PLACES, st.booleans())
 def test_own_samplers_name_any_rows(stores, kind, rows, places, by_number):
     """In any order over the datasets, repeated, by number or slice; rows of no split are left out."""

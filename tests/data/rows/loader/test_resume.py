@@ -84,7 +84,7 @@ def through_json(loader):
     return json.loads(json.dumps(loader.state_dict()))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(SAMPLERS)), st.integers(0, 3), st.integers(0, 40))
 def test_the_batches_that_follow_are_the_same(store, kind, epoch, stop):
     """Byte for byte to the end of the epoch, and so is the next; wherever it was left, by any of our samplers."""

@@ -75,8 +75,8 @@ def once(shown, rows):
 @pytest.mark.parametrize(
     ("method", "num_workers"),
     [
-        ("spawn", 1),  # each loads torch anew
-        pytest.param("spawn", 2, marks=pytest.mark.slow),
+        ("forkserver", 1),
+        pytest.param("spawn", 2, marks=pytest.mark.slow),  # each loads torch anew
         pytest.param("forkserver", 2, marks=pytest.mark.slow),
     ],
 )

@@ -51,7 +51,7 @@ def taken(held, places):
     step=st.sampled_from([0, 3, 600, 5_000, 10**6, 10**12]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_numbers_are_those_of_the_array(tmp_path_factory, num, chunk, step, seed):
     """Any places, in any order and several times, of arrays with any chunks and steps, with room for few pages."""
     rng = np.random.default_rng(seed)

@@ -101,7 +101,7 @@ def test_it_continues_at_another_world_size(held):
     assert sorted(rest) == sorted(row for row in whole if row[0] >= 4)
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_stores_orders_and_worlds(tmp_path, data):
     """Random sizes, dtypes, chunks, batches, worlds and epochs, sparse and dense: each row once, and itself."""

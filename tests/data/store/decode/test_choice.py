@@ -149,11 +149,12 @@ def test_the_fallback_passes_the_same_test():
     assert choice.self_test(ThreadsDecoder()) is None
 
 
-def test_processes_compile_once(tmp_path):
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_processes_compile_once(tmp_path, num_ranks):
     """Ranks that start together compile into one folder, none in another's way; the next process compiles nothing.
 
     Two functions each: the loop over chunks, and one over elements.
     """
-    together = [start(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)]
-    assert [finish(process)[:2] for process in together] == [["kernel", ""]] * 2
+    together = [start(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(num_ranks)]
+    assert [finish(process)[:2] for process in together] == [["kernel", ""]] * num_ranks
     assert in_process(NUMBA_CACHE_DIR=str(tmp_path)) == ["kernel", "", 0, 2]

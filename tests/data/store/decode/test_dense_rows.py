@@ -100,7 +100,7 @@ CASES = st.fixed_dictionaries(
 PLACES = st.tuples(st.integers(0, 63), st.integers(0, 900))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chosen=CASES, seed=st.integers(0, 2**32), at=PLACES)
 def test_rows_are_those_of_numpy(kernel, scratch, chosen, seed, at):
     """Whatever the width, the place in memory, the order of columns and of chosen genes, and the edges of chunks."""
