@@ -44,7 +44,7 @@ LONGEST = [
     "diagnose/profile/test_runs.py", "test_example_volumes.py", "diagnose/test_stages.py", "launch/test_hang.py",
     "world/test_bind.py", "diagnose/test_verify.py", "slurm/test_watch.py", "launch/elastic/test_standstill.py",
     "launch/elastic/test_network_training.py", "launch/test_notebooks.py", "data/feed/workers/test_forkserver.py",
-    "test_wheel.py", "main_job/test_crops.py", "main_job/test_same_work.py", "checkpoint/test_interruption.py",
+    "test_installation.py", "main_job/test_crops.py", "main_job/test_same_work.py", "checkpoint/test_interruption.py",
     "tracking/test_services.py", "diagnose/doctor/test_network.py", "data/rows/collection/test_ranks.py",
     "data/crops/stitching/test_stitcher.py", "test_broken.py", "launch/test_decorator.py",
     "diagnose/profile/test_scaling.py", "data/rows/test_memory_script.py", "data/loops/test_in_dataloader.py",
