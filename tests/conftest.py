@@ -78,6 +78,8 @@ def pytest_collection_finish():
     """What all files have imported lives to the end: no later collection, of which tests ask many, walks it again."""
     if "torch" in sys.modules:  # what quick_imports.py has left out of it
         importlib.import_module("torch._meta_registrations")
+    for name in ("sklearn", "sklearn.datasets"):  # what it has postponed
+        getattr(sys.modules.get(name), "__all__", None)
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "quick_imports"]
     spare_small_stores()
     gc.collect()
