@@ -304,4 +304,5 @@ class PostponingFinder:
 
 
 if "PLAIN_IMPORTS" not in os.environ:
-    sys.meta_path[:0] = [PostponingFinder(Finder()), Finder()]
+    finder = Finder()
+    sys.meta_path[:0] = [PostponingFinder(finder), finder]
