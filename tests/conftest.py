@@ -82,8 +82,16 @@ def pytest_collection_finish():
         getattr(sys.modules.get(name), "__all__", None)
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "quick_imports"]
     spare_small_stores()
+    keep_commands()
     gc.collect()
     gc.freeze()
+
+
+def keep_commands():
+    """Let typer look at all functions of the command line once, and not in each call again."""
+    for name, attribute in (("typer.main", "get_command"), ("typer.testing", "_get_command")):
+        if name in sys.modules:
+            setattr(sys.modules[name], attribute, functools.cache(getattr(sys.modules[name], attribute)))
 
 
 class NoThreads:
