@@ -46,7 +46,7 @@ LONGEST = [
     "diagnose/profile/test_runs.py", "test_example_volumes.py", "diagnose/test_stages.py", "launch/test_hang.py",
     "world/test_bind.py", "diagnose/test_verify.py", "slurm/test_watch.py", "launch/elastic/test_standstill.py",
     "launch/elastic/test_network_training.py", "launch/test_notebooks.py", "data/feed/workers/test_forkserver.py",
-    "test_wheel.py", "main_job/test_crops.py", "main_job/test_same_work.py", "checkpoint/test_interruption.py",
+    "test_installation.py", "main_job/test_crops.py", "main_job/test_same_work.py", "checkpoint/test_interruption.py",
     "tracking/test_services.py", "diagnose/doctor/test_network.py", "data/rows/collection/test_ranks.py",
     "data/crops/stitching/test_stitcher.py", "test_broken.py", "launch/test_decorator.py",
     "diagnose/profile/test_scaling.py", "data/rows/test_memory_script.py", "data/loops/test_in_dataloader.py",
@@ -80,9 +80,19 @@ def pytest_collection_finish():
     """What all files have imported lives to the end: no later collection, of which tests ask many, walks it again."""
     if "torch" in sys.modules:  # what quick_imports.py has left out of it
         importlib.import_module("torch._meta_registrations")
+    for name in ("sklearn", "sklearn.datasets"):  # what it has postponed
+        getattr(sys.modules.get(name), "__all__", None)
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "quick_imports"]
+    keep_commands()
     gc.collect()
     gc.freeze()
+
+
+def keep_commands():
+    """Let typer look at all functions of the command line once, and not in each call again."""
+    for name, attribute in (("typer.main", "get_command"), ("typer.testing", "_get_command")):
+        if name in sys.modules:
+            setattr(sys.modules[name], attribute, functools.cache(getattr(sys.modules[name], attribute)))
 
 
 @pytest.fixture(autouse=True)

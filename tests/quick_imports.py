@@ -26,6 +26,7 @@ writes, for which the file that tells it was found and parsed each time.
 import builtins
 import functools
 import gc
+import gzip
 import importlib
 import os
 import sys
@@ -335,5 +336,59 @@ class Finder:
                         gc.enable()
 
 
+def load_digits(*, n_class=10, return_X_y=False, as_frame=False):  # noqa: N803
+    """`sklearn.datasets.load_digits`: what examples take of it is one file, which numpy reads as it does there."""
+    package = sys.modules["sklearn.datasets"]
+    if not return_X_y or n_class < 10 or as_frame:
+        run_postponed(package.__name__)
+        return package.load_digits(n_class=n_class, return_X_y=return_X_y, as_frame=as_frame)
+    with gzip.open(f"{package.__path__[0]}/data/digits.csv.gz", "rt") as file:
+        table = importlib.import_module("numpy").loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(int)
+
+
+# scikit-learn imports pandas and most of scipy: it waits until more is asked of it than its digits
+POSTPONED = {"sklearn": {}, "sklearn.datasets": {"load_digits": load_digits}}
+WAITING = {}
+
+
+def run_postponed(name):
+    """Run a module that waits, and before it its package."""
+    for each in POSTPONED:
+        if f"{name}.".startswith(f"{each}.") and each in WAITING:
+            module, execute = WAITING.pop(each)
+            del module.__getattr__
+            execute(module)
+
+
+class PostponingFinder:
+    """Finds what is `POSTPONED`; as soon as other modules of its packages are imported, these have run."""
+
+    def __init__(self, finder):
+        self._finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in POSTPONED:
+            run_postponed(name)
+            return None
+        spec = self._finder.find_spec(name, path, target) or PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self._postpone(module, execute)
+        return spec
+
+    def _postpone(self, module, execute):
+        def find_attribute(attribute):
+            if module.__name__ not in WAITING:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {attribute!r}")
+            run_postponed(module.__name__)
+            return getattr(module, attribute)
+
+        WAITING[module.__name__] = (module, execute)
+        module.__getattr__ = find_attribute
+        vars(module).update(POSTPONED[module.__name__])
+
+
 if "PLAIN_IMPORTS" not in os.environ:
-    sys.meta_path.insert(0, Finder())
+    finder = Finder()
+    sys.meta_path[:0] = [PostponingFinder(finder), finder]

@@ -23,12 +23,21 @@ DIFF = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHOWN = {"RW103", "RW110", "RW206", "RW301", "RW401", "RW501"}
 
 
+# what test_verify.py shows as well, with the same words
+ALSO_SHOWN = (
+    "verify --ranks 2 examples/broken/no_set_epoch.py",
+    "verify --ranks 2 examples/broken/padded_evaluation.py",
+)
+
+
 def shown_commands():
     """Each command of the page with the lines that it is said to print."""
     for block in CONSOLE.findall(PAGE):
         for part in block.split("$ ")[1:]:
             command, _, lines = part.partition("\n")
-            yield pytest.param(command, lines.splitlines(), id=command.removeprefix("rankwise "))
+            name = command.removeprefix("rankwise ")
+            marks = [pytest.mark.slow] if name in ALSO_SHOWN else []
+            yield pytest.param(command, lines.splitlines(), id=name, marks=marks)
 
 
 def is_said(line, output):

@@ -180,18 +180,21 @@ def test_the_second_signal_ends_at_once(number):
     assert done.returncode == -number
 
 
-def test_own_loop_under_torchrun(tmp_path):
+def test_own_loop_under_torchrun_and_our_launcher(tmp_path):
     """A signal to one rank: both save the same step and end with 75; what goes on has an undisturbed run's bits."""
     script = Path(__file__).with_name("stop_own_loop.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     begin, loop = 0, runpy.run_path(str(script), run_name="read")
-    for name, rank in (("SIGUSR1", 1), ("SIGTERM", 0)):
-        command = [*torchrun, str(tmp_path), str(rank), name]
+    for name, rank, launcher in (("SIGUSR1", 1, torchrun), ("SIGTERM", 0, ["rankwise", "run", "--nproc", "2"])):
+        command = [sys.executable, "-m", *launcher, str(script), str(tmp_path), str(rank), name]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 1, done.stderr  # torchrun's own
-        first = done.stderr.split("Root Cause (first observed failure)")[1]
-        assert "exitcode  : 75 " in first, done.stderr
+        if launcher is torchrun:
+            assert done.returncode == 1, done.stderr  # torchrun's own
+            first = done.stderr.split("Root Cause (first observed failure)")[1]
+            assert "exitcode  : 75 " in first, done.stderr
+        else:
+            assert done.returncode == 75, done.stderr
         begin, states = loop["check_stop"](tmp_path, name, begin)
     loop["check_states"](states, begin)
 

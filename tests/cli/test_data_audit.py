@@ -1,15 +1,10 @@
 """`rankwise data audit` and `rankwise data bench` as commands."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import zarr
-
-from rankwise.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -21,44 +16,36 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def run(store, tmp_path):
-    def call(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "rankwise", "data", *words],
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "100"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return call
+def run(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *words: command("data", *words)
 
 
 def test_audit_for_people(run, store):
     """A table, advice, and a word that the rate is an estimate."""
-    done = run("audit", str(store), "--crop", "8,32,32")
-    assert done.returncode == 0, done.stderr
+    code, told, warned = run("audit", store, "--crop", "8,32,32")
+    assert code == 0, warned
     for words in ("decode waste", "chunks per crop", "advice: ", "is an estimate", f"arrays: {store}"):
-        assert words in done.stdout
+        assert words in told
 
 
 def test_audit_for_programs(run, store):
     """--json prints one document and nothing else."""
-    done = run("audit", str(store), "--crop", "8x32x32", "--align", "chunk", "--dtype", "bf16", "--json")
-    facts = json.loads(done.stdout)
+    _, told, _ = run("audit", store, "--crop", "8x32x32", "--align", "chunk", "--dtype", "bf16", "--json")
+    facts = json.loads(told)
     assert (facts["crop"], facts["aligned"], facts["dtype"]) == ([8, 32, 32], True, "bfloat16")
     assert facts["groups"][0]["cost"]["chunks"] == 4
 
 
 def test_bench_for_both(run, store):
     """Measured beside predicted; calibration says where it keeps the speeds."""
-    words = ("bench", str(store), "--crop", "8,32,32", "--rounds", "2", "--batch", "2", "--threads", "1")
-    done = run(*words, "--calibrate")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().splitlines()[-1].startswith("bottleneck: ")
-    assert "rates.json" in done.stderr
-    assert json.loads(run(*words, "--json").stdout)["groups"][0]["chunks_per_crop"] > 0
+    words = ("bench", store, "--crop", "8,32,32", "--rounds", "2", "--batch", "2", "--threads", "1")
+    code, told, warned = run(*words, "--calibrate")
+    assert code == 0, warned
+    assert told.rstrip().splitlines()[-1].startswith("bottleneck: ")
+    assert "rates.json" in warned
+    assert json.loads(run(*words, "--json")[1])["groups"][0]["chunks_per_crop"] > 0
 
 
 @pytest.mark.parametrize(
@@ -73,9 +60,9 @@ def test_bench_for_both(run, store):
         (["bench", "--crop", "8,8,8", "--seed", "-1"], "Invalid value for '--seed'"),
     ],
 )
-def test_wrong_words(words, said, store, monkeypatch, capsys):
+def test_wrong_words(run, store, words, said):
     """One message and exit code 2."""
-    monkeypatch.setattr(sys, "argv", ["rankwise", "data", *words, str(store)])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert said in capsys.readouterr().err
+    code, _, warned = run(*words, store)
+    assert code == 2
+    assert said in warned
+    assert "Traceback" not in warned

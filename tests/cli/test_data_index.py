@@ -28,14 +28,15 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def index(*words):
-    command = [sys.executable, "-c", NO_TORCH, "data", "index", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+@pytest.fixture
+def index(command):
+    return lambda *words: command("data", "index", *words)
 
 
 def test_a_catalogue_is_written_and_summed_up(data, tmp_path):
     """The command writes the catalogue and says what is in it, without torch, and without colours in a pipe."""
-    done = index(data, "-o", tmp_path / "c.idx")
+    command = [sys.executable, "-c", NO_TORCH, "data", "index", data, "-o", tmp_path / "c.idx"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "found 0 images and 2 plain arrays" in done.stdout
     assert "v3 uint16, zstd: by the fast decoders" in done.stdout
@@ -44,47 +45,46 @@ def test_a_catalogue_is_written_and_summed_up(data, tmp_path):
     assert [ref.name for ref in Catalogue.load(tmp_path / "c.idx", verify=True).images()] == ["g.zarr/a", "g.zarr/b"]
 
 
-def test_the_summary_as_json(data, tmp_path):
+def test_the_summary_as_json(data, tmp_path, index):
     """`--json` prints one object with the same facts."""
-    done = index(data, "-o", tmp_path / "c.idx", "--json", "--workers", 2)
-    summary = json.loads(done.stdout)
+    summary = json.loads(index(data, "-o", tmp_path / "c.idx", "--json", "--workers", 2)[1])
     assert (summary["num_plain_arrays"], summary["decoded_bytes"], summary["bad"]) == (2, 8 * 8 * 2 + 4 * 4 * 4, [])
     assert summary["written_bytes"] == (tmp_path / "c.idx").stat().st_size
 
 
-def test_what_cannot_be_read_fails_unless_skipped(data, tmp_path):
+def test_what_cannot_be_read_fails_unless_skipped(data, tmp_path, index):
     """A damaged array is named with its reason; nothing is written without --skip-bad."""
     (data / "g.zarr" / "a" / "zarr.json").write_text("{")
-    done = index(data, "-o", tmp_path / "c.idx")
-    assert done.returncode == 1
-    assert f"not read: {data}/g.zarr/a: " in done.stderr
-    assert "is not JSON" in done.stderr
+    code, _, warned = index(data, "-o", tmp_path / "c.idx")
+    assert code == 1
+    assert f"not read: {data}/g.zarr/a: " in warned
+    assert "is not JSON" in warned
     assert not (tmp_path / "c.idx").exists()
-    done = index(data, "-o", tmp_path / "c.idx", "--skip-bad")
-    assert done.returncode == 0
-    assert "not read" in done.stderr
+    code, _, warned = index(data, "-o", tmp_path / "c.idx", "--skip-bad")
+    assert code == 0
+    assert "not read" in warned
     assert list(Catalogue.load(tmp_path / "c.idx").bad) == [f"{data}/g.zarr/a"]
 
 
-def test_nothing_found_is_a_failure(tmp_path):
+def test_nothing_found_is_a_failure(tmp_path, index):
     """An empty folder, or a wrong path, writes nothing."""
     (tmp_path / "empty").mkdir()
-    done = index(tmp_path / "empty", "-o", tmp_path / "c.idx")
-    assert (done.returncode, done.stderr) == (1, "no Zarr array was found; nothing was written\n")
-    assert index(tmp_path / "nothing", "-o", tmp_path / "c.idx").returncode == 1
+    code, _, warned = index(tmp_path / "empty", "-o", tmp_path / "c.idx")
+    assert (code, warned) == (1, "no Zarr array was found; nothing was written\n")
+    assert index(tmp_path / "nothing", "-o", tmp_path / "c.idx")[0] == 1
     assert not (tmp_path / "c.idx").exists()
 
 
-def test_an_output_that_cannot_be_written_is_one_message(data, tmp_path):
+def test_an_output_that_cannot_be_written_is_one_message(data, tmp_path, index):
     """A wrong output folder is said without a traceback."""
-    done = index(data, "-o", tmp_path / "nothing" / "c.idx")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "cannot be written" in done.stderr
+    code, _, warned = index(data, "-o", tmp_path / "nothing" / "c.idx")
+    assert (code, warned.count("\n")) == (2, 1)
+    assert "cannot be written" in warned
 
 
-def test_help_has_examples():
+def test_help_has_examples(index):
     """`--help` shows how it is called."""
-    done = index("--help")
-    assert done.returncode == 0
-    assert "rankwise data index /data/screen.zarr -o screen.idx" in " ".join(done.stdout.split())
-    assert "--skip-bad" in done.stdout
+    code, told, _ = index("--help")
+    assert code == 0
+    assert "rankwise data index /data/screen.zarr -o screen.idx" in " ".join(told.split())
+    assert "--skip-bad" in told

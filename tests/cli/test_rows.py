@@ -2,32 +2,14 @@
 
 import json
 import re
-import sys
 
 import anndata
 import pytest
 
-from rankwise.cli import main
 from rankwise.cli.rows import plain_failure
 from rankwise.data.rows import DatasetCollection
 from rankwise.errors import RankFailure
 from rankwise.testing.stores.small_rows import small_anndata, write_anndata
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    """Calls the command line in this process, which costs no imports; returns (exit code, stdout, stderr)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["rankwise", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as done:
-            code = done.code or 0
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture

@@ -117,7 +117,6 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure the time of each step on each rank: data, compute, communication, waiting for slower ranks."""
-    from rankwise._process.lock import FileLock
     from rankwise.diagnose.profile import Script, profile_script, profile_traces
     from rankwise.diagnose.profile.table import profile_text
 
@@ -149,7 +148,7 @@ def _locked_folder(run_dir: Path | None, script: Path, kind: str) -> Path:
     Raises:
         RunDirError: another process writes there.
     """
-    from rankwise.tracking.lock import FileLock
+    from rankwise._process.lock import FileLock
 
     folder = run_dir or Path("runs") / script.stem
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ wanted = dict(word.split("=") for word in sys.argv[1:])
 torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank, num_micro = dist.get_rank(), int(wanted.get("accumulate", 1))
 
 
 def late(name, on):
@@ -31,7 +31,7 @@ class Samples(Dataset):
     """Random rows; the last row of a batch comes late."""
 
     def __len__(self):
-        return 8 * int(wanted.get("steps", 60))
+        return 8 * int(wanted.get("steps", 60)) * num_micro
 
     def __getitem__(self, index):
         if index % 8 == 7:
@@ -79,7 +79,6 @@ if "heavy" in wanted:
 
     model.register_comm_hook(None, send_more)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-num_micro = int(wanted.get("accumulate", 1))
 for count, rows in enumerate(DataLoader(Samples(), batch_size=8), start=1):
     with model.no_sync() if count % num_micro else contextlib.nullcontext():
         model(rows).square().mean().backward()

@@ -18,15 +18,25 @@ from rankwise.errors import ConfigError, LaunchError
 JOB = str(Path(__file__).with_name("job.py"))
 
 
-def made(folder, *args):
+def made(folder, *args, steps=8):
     script = Script(path=JOB, args=args, num_threads=1)
-    return profile_script(script, num_ranks=2, steps=8, skip=2, folder=folder)
+    return profile_script(script, num_ranks=2, steps=steps, skip=2, folder=folder)
 
 
-@pytest.mark.parametrize(("slow", "part"), [("slow_data", "data"), ("slow_forward", "forward")])
-def test_the_rank_that_is_waited_for_is_named(slow, part, tmp_path):
-    """300 ms on rank 1 in each step: it is the straggler, in that part, and rank 0 spends its time waiting for it."""
-    profile = made(tmp_path, f"{slow}=300")
+@pytest.mark.parametrize(
+    ("words", "part", "setting"),
+    [
+        (("slow_data=300", "idle=1", "find_unused=1"), "data", "find_unused"),
+        (("slow_forward=300", "idle=1", "static_graph=1"), "forward", "static_graph"),
+    ],
+)
+def test_the_rank_that_is_waited_for_is_named(words, part, setting, tmp_path):
+    """300 ms on rank 1 in each step: it is the straggler, in that part, and rank 0 spends its time waiting for it.
+
+    A mebibyte of parameters without a gradient, for which DDP searches: told with its size, and that static_graph
+    spares the search. The script runs with what is advised, and then nothing is said of it.
+    """
+    profile = made(tmp_path, *words)
     assert all(sum(step.parts.values()) == step.wall for mine in profile.steps.values() for step in mine)
     assert max(profile.share(1), key=profile.share(1).get) == part
     assert max(profile.share(0), key=profile.share(0).get) == "wait"
@@ -39,19 +49,34 @@ def test_the_rank_that_is_waited_for_is_named(slow, part, tmp_path):
     assert facts["steps"] == list(range(4, 12))
     assert facts["ranks"][0]["ready_ms"] < facts["ranks"][1]["ready_ms"]
     assert (facts["settings"]["bucket_mb"], facts["settings"]["num_workers"]) == (25.0, 0)
+    assert profile.settings[setting]
+    searches = [found for found in profile.findings if found.cause == "find_unused"]
+    assert len(searches) == (setting == "find_unused")
+    for found in searches:
+        assert found.cost_ms is None
+        assert "last found 1 MiB of them on a rank" in found.text
+        assert found.change.startswith("use static_graph=True")
 
 
-def test_a_large_gradient_is_communication(tmp_path):
-    """Eight megabytes for a few sums: transfer, not waiting, is the largest part; the folder is read again as it is."""
-    command = [sys.executable, "-m", "rankwise", "profile", "--steps", "8", "--skip", "2", "--run-dir", str(tmp_path)]
-    done = subprocess.run([*command, JOB, "heavy=1"], capture_output=True, text=True, timeout=240, check=False)
+def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp_path):
+    """Eight megabytes for a few sums: transfer, not waiting, is the largest part; the folder is read again as it is.
+
+    Accumulation and no search for unused parameters are advised; with both less is sent for a sample, and sooner.
+    """
+    command = [sys.executable, "-m", "rankwise", "profile", "--steps", "4", "--skip", "2", "--run-dir", str(tmp_path)]
+    done = subprocess.run(
+        [*command, JOB, "heavy=1", "find_unused=1"], capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads((tmp_path / "profile.json").read_text())
     communication = facts["share"]["transfer"] + facts["share"]["wait"]
     assert communication > max(share for part, share in facts["share"].items() if part not in {"transfer", "wait"})
-    assert "communication" in {finding["cause"] for finding in facts["findings"]}
     assert facts["collectives"]["bytes"] > 8_000_000
+    told = {finding["cause"]: finding for finding in facts["findings"]}
+    assert told["communication"]["change"].startswith("accumulate (micro-batches under no_sync")
     assert "change: accumulate" in done.stdout
+    assert "found none in its last report" in told["find_unused"]["text"]
+    assert told["find_unused"]["change"].startswith("leave it out")
     (tmp_path / "profile.json").unlink()
     again = subprocess.run(
         [sys.executable, "-m", "rankwise", "profile", "--json", str(tmp_path / "traces")],
@@ -60,40 +85,21 @@ def test_a_large_gradient_is_communication(tmp_path):
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["share"] == facts["share"]
     assert (tmp_path / "profile.json").exists()
-
-
-def test_a_hook_that_waits_is_communication(tmp_path):
-    """A hook of DDP that calls collectives one by one: the node of the backward around it computes nothing."""
-    profile = made(tmp_path, "heavy=1", "hook=sync")
-    assert all(sum(step.parts.values()) == step.wall for mine in profile.steps.values() for step in mine)
-    for rank in (0, 1):
-        share = profile.share(rank)
-        communication = share["transfer"] + share["wait"]
-        assert communication > max(part for name, part in share.items() if name not in {"transfer", "wait"})
-
-
-def test_advice_that_is_followed_helps(tmp_path):
-    """Accumulation and no search for unused parameters are advised; with both less is sent for a sample, and sooner."""
-    before = made(tmp_path / "before", "heavy=1", "find_unused=1")
-    told = {finding.cause: finding for finding in before.findings}
-    assert told["communication"].change.startswith("accumulate (micro-batches under no_sync")
-    assert "found none in its last report" in told["find_unused"].text
-    assert told["find_unused"].change.startswith("leave it out")
-    after = made(tmp_path / "after", "heavy=1", "accumulate=16", "steps=240")
+    before, after = profile_traces(tmp_path / "traces"), made(tmp_path / "after", "heavy=1", "accumulate=16", steps=4)
     assert after.share()["transfer"] < before.share()["transfer"]
     assert "find_unused" not in {finding.cause for finding in after.findings}
     # the search has a reduction of its own
     assert len(after.matching.groups) < len(before.matching.groups)
 
 
-def test_static_graph_is_advised_where_a_part_is_idle(tmp_path):
-    """A mebibyte of parameters without a gradient: told with its size; the script runs with what is advised."""
-    (found,) = [each for each in made(tmp_path / "before", "idle=1", "find_unused=1").findings if each.cost_ms is None]
-    assert "last found 1 MiB of them on a rank" in found.text
-    assert found.change.startswith("use static_graph=True")
-    after = made(tmp_path / "after", "idle=1", "static_graph=1")
-    assert after.settings["static_graph"]
-    assert "find_unused" not in {finding.cause for finding in after.findings}
+def test_a_hook_that_waits_is_communication(tmp_path):
+    """A hook of DDP that calls collectives one by one: the node of the backward around it computes nothing."""
+    profile = made(tmp_path, "heavy=1", "hook=sync", steps=4)
+    assert all(sum(step.parts.values()) == step.wall for mine in profile.steps.values() for step in mine)
+    for rank in (0, 1):
+        share = profile.share(rank)
+        communication = share["transfer"] + share["wait"]
+        assert communication > max(part for name, part in share.items() if name not in {"transfer", "wait"})
 
 
 def test_a_sweep_runs_the_script_with_each_value(tmp_path, monkeypatch):
