@@ -1,6 +1,7 @@
 """What all tests start from."""
 
 import ctypes
+import functools
 import gc
 import http.client
 import importlib
