@@ -61,7 +61,7 @@ def kill_at(folder, new_step, number, *, aside):
     consistent = value["value"].tolist() == [float(other["value"])] * 1000
     facts = {"status": status, "step": report.step, "value": other["value"], "consistent": consistent}
     finder.save(9, parts(9))
-    return {**facts, "left": sorted(entry.name for entry in folder.iterdir())}
+    return {**facts, "left": sorted(entry.name for entry in folder.glob("*step-*"))}
 
 
 def main():

@@ -49,7 +49,7 @@ class Gate:
 
 
 def names(folder):
-    return sorted(entry.name for entry in folder.iterdir())
+    return sorted(entry.name for entry in folder.glob("*step-*"))
 
 
 def snapshots(world, folder):

@@ -19,7 +19,7 @@ from rankwise.world import World
 
 
 def names(folder):
-    return sorted(entry.name for entry in folder.iterdir() if entry.name != "running.lock")
+    return sorted(entry.name for entry in folder.glob("*step-*"))
 
 
 def saver(folder, **options):

@@ -143,7 +143,7 @@ def test_all_damaged_is_not_none(tmp_path):
             "step-0000000002: x.pt is damaged (checksum)",
         ]
         assert "--fresh, or Trainer(fresh=True)" in lines[-1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000001", "step-0000000002"]
+    assert sorted(path.name for path in tmp_path.glob("*step-*")) == ["step-0000000001", "step-0000000002"]
 
 
 def test_what_was_skipped_is_kept(tmp_path):
@@ -160,7 +160,7 @@ def test_what_was_skipped_is_kept(tmp_path):
     (tmp_path / "step-0000000002").mkdir()  # damaged while nobody looked
     Checkpointer(tmp_path, world=World.single(), attempt=3, keep=1).save(4, {"x": {"value": 4}})
     left = ["skipped-step-0000000003", "step-0000000002", "step-0000000004"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert sorted(path.name for path in tmp_path.glob("*step-*")) == left
     assert (tmp_path / left[0] / "x.pt").read_bytes() == broken
 
 
@@ -198,7 +198,7 @@ def test_pruning_leaves_what_cannot_be_read(tmp_path, without_privileges):
         manifest.chmod(0)
         Checkpointer(tmp_path, world=World.single(), keep=1).save(3, {"x": {"value": 3}})
     manifest.chmod(0o600)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000001", "step-0000000003"]
+    assert sorted(path.name for path in tmp_path.glob("*step-*")) == ["step-0000000001", "step-0000000003"]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
