@@ -79,7 +79,7 @@ def test_rows_of_a_part():
 
 def test_bytes_of_a_row():
     """Subsets take 4 bytes for each of their rows, parts 1 for each of all; making them takes little more."""
-    num = 3_000_000
+    num = 4_000_000
     mask = np.zeros(num, dtype=np.bool_)
     mask[::2] = True
     listed = np.flatnonzero(mask)
