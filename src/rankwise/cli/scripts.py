@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from rankwise.cli.run import as_path
+from rankwise.cli.run import path_option
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         float | None,
         typer.Option(min=0, metavar="R", help="Relative difference that counts as rounding. Default: by the dtype."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(parser=as_path, metavar="DIR", help="Keep the runs and their records in DIR.")
-    ] = None,
+    out: Annotated[Path | None, path_option(metavar="DIR", help="Keep the runs and their records in DIR.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run a script with several numbers of ranks; show where the runs first differ, and why."""
@@ -96,8 +94,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     skip: Annotated[int, typer.Option(metavar="N", min=1, help="Number of steps to skip before these.")] = 5,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            parser=as_path,
+        path_option(
             metavar="DIR",
             help="Run directory: traces/ and profile.json are stored there. Default: runs/<script>.",
         ),
@@ -230,9 +227,7 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            parser=as_path, metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."
-        ),
+        path_option(metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."),
     ] = None,
     num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of threads per rank.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
