@@ -29,10 +29,12 @@ def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch, step):
     monkeypatch.setattr(os, step, full)
     if step == "replace":
         monkeypatch.setattr(type(path), "replace", full)
-    with pytest.raises(OSError, match=r"No space.*facts\.json"):
+    with pytest.raises(OSError, match=r"No space.*/facts\.json'$"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError, match=r"/none/facts\.json'$"):  # not a temporary name
+        write_whole(tmp_path / "none" / path.name, b"new")
 
 
 def test_the_folder_is_made_to_last_too(tmp_path, monkeypatch):

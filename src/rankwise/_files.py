@@ -29,11 +29,10 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True, mode: int =
                 file.flush()
                 os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException as error:
+    except OSError as error:  # whose name is the temporary one, or none at all (a full disk)
+        raise OSError(error.errno, error.strerror or str(error), os.fspath(path)) from error
+    finally:
         beside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = error.filename or os.fspath(path)  # that of a full disk has no name
-        raise
     if durable:
         fsync_folder(path.parent)
 

@@ -112,6 +112,9 @@ def test_export(sharded, tmp_path):
     assert invoke("export", sharded, out, "--force")[0] == 0
     with pytest.raises(CheckpointError, match=r"a is a list, and npz holds only tensors: .* --format pt"):
         invoke("export", sharded, tmp_path / "n.npz", "--part", "notes")
+    for name in ("n.npz", "n.pt"):
+        with pytest.raises(CheckpointError, match=rf"none/{name} cannot be written: (No such file|Parent directory)"):
+            invoke("export", sharded, tmp_path / "none" / name)
     with pytest.raises(CheckpointError, match="has no part 'ema'; it holds model, optimizer, random, notes"):
         invoke("export", sharded, tmp_path / "e.pt", "--part", "ema")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.npz", "model.pt", "o.pt"]

@@ -6,6 +6,7 @@ import pytest
 
 from rankwise._process.lock import FileLock
 from rankwise.cli.app import app
+from rankwise.diagnose.profile import runs
 from rankwise.errors import ConfigError, RunDirError
 
 
@@ -52,6 +53,27 @@ def test_a_second_measurement_into_one_folder_is_refused(command, tmp_path, monk
     with pytest.raises(RunDirError, match=f"^the {command} in runs/train is already in use"):
         app([command, "train.py"], prog_name="rankwise", standalone_mode=False)
     lock.release()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["profile", "--sweep", "buckets=1,2"], "must change one of"),
+        (["profile", "--sweep", "bucket_mb=1,nan"], "bucket_mb must be"),
+        (["profile", "--sweep", "bucket_mb=1,2", "--repeats", "1"], "repeats must be"),
+        (["scaling", "--min-efficiency", "90"], "range|less than"),
+        (["verify", "--tolerance", "nan"], "range|greater than"),
+    ],
+)
+def test_numbers_are_checked_before_anything_runs(words, named, tmp_path, monkeypatch):
+    """A measurement of minutes does not end with the name of a wrong option."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(runs, "run_observed", None)
+    with pytest.raises(Exception, match=named) as raised:
+        app([*words, "train.py"], prog_name="rankwise", standalone_mode=False)
+    assert isinstance(raised.value, ConfigError) or raised.value.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 @pytest.mark.parametrize(

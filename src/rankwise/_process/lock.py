@@ -114,8 +114,11 @@ class FileLock:
         name = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode().ljust(_SIGN_BYTES)
         # reading is ten times cheaper than writing, and the holder is usually the same process as before
         if os.pread(fd, len(name) + 1, 0) != name:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, name, 0)
+            try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, name, 0)
+            except OSError as error:  # a full disk, which has no name here
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def _owner(self) -> str:
         try:

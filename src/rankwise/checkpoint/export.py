@@ -16,7 +16,7 @@ from rankwise.checkpoint.format.manifest import CheckpointInfo, LaterFormatError
 from rankwise.checkpoint.format.payload import read_payload
 from rankwise.checkpoint.format.pieces import join_ranks, whole_tree
 from rankwise.checkpoint.storage.bucket import Bucket, is_url
-from rankwise.errors import CheckpointError, ConfigError, needs_extra
+from rankwise.errors import CheckpointError, ConfigError, RankwiseError, needs_extra
 
 Format = Literal["pt", "safetensors", "npz"]
 FORMATS: tuple[Format, ...] = ("pt", "safetensors", "npz")
@@ -133,7 +133,8 @@ def export_part(info: CheckpointInfo, out: Path, *, part: str = "model", to: For
 
     Raises:
         ConfigError: there is no such format, or the file exists.
-        CheckpointError: the part is missing, cannot be read, or contains values that the format does not support.
+        CheckpointError: the part is missing, cannot be read, or contains values that the format does not support, or
+            the file cannot be written.
         MissingExtraError: the library is not installed.
     """
     if to not in FORMATS:
@@ -147,6 +148,10 @@ def export_part(info: CheckpointInfo, out: Path, *, part: str = "model", to: For
         write(state, beside)
         num_bytes = beside.stat().st_size
         beside.replace(out)
+    except RankwiseError:
+        raise
+    except Exception as error:  # a full disk is an error of their own for torch and for safetensors
+        raise CheckpointError(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
         beside.unlink(missing_ok=True)
     return num_bytes

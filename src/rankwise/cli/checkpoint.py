@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankwise.cli.run import as_path, as_place
+from rankwise.cli.run import path_argument, place_argument
 
 checkpoint_commands = typer.Typer(
     name="checkpoint",
@@ -19,10 +19,8 @@ checkpoint_commands = typer.Typer(
 
 _Place = Annotated[
     str,
-    typer.Argument(
-        parser=as_place,
-        metavar="PATH",
-        help="A checkpoint, a folder of checkpoints, a run directory, or a URL of one of these.",
+    place_argument(
+        metavar="PATH", help="A checkpoint, a folder of checkpoints, a run directory, or a URL of one of these."
     ),
 ]
 
@@ -61,7 +59,7 @@ def verify_command(path: _Place) -> None:
 @checkpoint_commands.command("export", no_args_is_help=True)
 def export_command(
     path: _Place,
-    out: Annotated[Path, typer.Argument(parser=as_path, metavar="OUT", help="File to write.")],
+    out: Annotated[Path, path_argument(metavar="OUT", help="File to write.")],
     part: Annotated[str, typer.Option(help="Name of the part of the checkpoint to export.")] = "model",
     to: Annotated[
         str | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankwise.cli.run import as_path, as_place
+from rankwise.cli.run import path_option, place_argument
 from rankwise.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _SHORT = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat1
 
 # what `audit` predicts, `bench` measures: the same arguments
 _Uris = Annotated[
-    list[str],
-    typer.Argument(parser=as_place, metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues."),
+    list[str], place_argument(metavar="URI...", help="Arrays, images, plates, folders of these, or catalogues.")
 ]
 _Crop = Annotated[str, typer.Option(metavar="Z,Y,X", help="Extents of a crop along the last axes, without channels.")]
 _Channels = Annotated[
@@ -139,13 +138,9 @@ def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 def index_command(
     uris: Annotated[
         list[str],
-        typer.Argument(
-            parser=as_place, metavar="URI", help="Arrays, groups, images, plates, or folders that contain these."
-        ),
+        place_argument(metavar="URI", help="Arrays, groups, images, plates, or folders that contain these."),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", parser=as_path, metavar="IDX", help="Catalogue file to write.")
-    ],
+    output: Annotated[Path, path_option("--output", "-o", metavar="IDX", help="Catalogue file to write.")],
     workers: Annotated[
         int,
         typer.Option(

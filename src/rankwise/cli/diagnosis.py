@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankwise.cli.run import as_path, split_names
+from rankwise.cli.run import path_argument, path_option, split_names
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -192,27 +192,19 @@ def watch_command(
 def report_command(
     runs: Annotated[
         list[Path],
-        typer.Argument(parser=as_path, metavar="RUN...", help="Run directories; several runs are shown side by side."),
+        path_argument(metavar="RUN...", help="Run directories; several runs are shown side by side."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            parser=as_path,
-            metavar="FILE",
-            help="HTML file, - for stdout. Default: report.html in the first run.",
+        path_option(
+            "-o", "--out", metavar="FILE", help="HTML file, - for stdout. Default: report.html in the first run."
         ),
     ] = None,
     lint: Annotated[
-        Path | None,
-        typer.Option(parser=as_path, metavar="FILE", help="JSON output of `rankwise lint`. Default: RUN/lint.json."),
+        Path | None, path_option(metavar="FILE", help="JSON output of `rankwise lint`. Default: RUN/lint.json.")
     ] = None,
     doctor: Annotated[
-        Path | None,
-        typer.Option(
-            parser=as_path, metavar="FILE", help="JSON output of `rankwise doctor`. Default: RUN/doctor.json."
-        ),
+        Path | None, path_option(metavar="FILE", help="JSON output of `rankwise doctor`. Default: RUN/doctor.json.")
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rankwise.cli.run import as_path, split_names
+from rankwise.cli.run import path_argument, path_option, split_names
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    paths: Annotated[list[Path], typer.Argument(parser=as_path, metavar="PATH...", help="Files and folders to check.")],
+    paths: Annotated[list[Path], path_argument(metavar="PATH...", help="Files and folders to check.")],
     output_format: Annotated[
         str,
         typer.Option("--output-format", metavar="FORMAT", help="Output format: full, concise, json, sarif or github."),
@@ -45,11 +45,10 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         bool, typer.Option("--diff", help="Print the changes that --fix would make, without making them.")
     ] = False,
     baseline: Annotated[
-        Path | None,
-        typer.Option(parser=as_path, metavar="FILE", help="Do not report findings listed in this baseline file."),
+        Path | None, path_option(metavar="FILE", help="Do not report findings listed in this baseline file.")
     ] = None,
     write_baseline: Annotated[
-        Path | None, typer.Option(parser=as_path, metavar="FILE", help="Write all findings to this baseline file.")
+        Path | None, path_option(metavar="FILE", help="Write all findings to this baseline file.")
     ] = None,
     add_ignore: Annotated[
         bool, typer.Option("--add-ignore", help="Add a comment that suppresses the finding to every line that has one.")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rankwise.cli.output import plain_warnings
-from rankwise.cli.run import as_path, as_place
+from rankwise.cli.run import path_option, place_argument
 from rankwise.errors import ConfigError, LaunchError, RankFailure, RankwiseError
 
 rows_commands = typer.Typer(
@@ -39,15 +39,9 @@ def _describe() -> None:
 
 @rows_commands.command("write", no_args_is_help=True, epilog=_EXAMPLES)
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    out: Annotated[
-        str,
-        typer.Argument(parser=as_place, metavar="OUT", help="Collection to create or extend; its name ends in .zarr."),
-    ],
+    out: Annotated[str, place_argument(metavar="OUT", help="Collection to create or extend; its name ends in .zarr.")],
     inputs: Annotated[
-        list[str],
-        typer.Argument(
-            parser=as_place, metavar="IN...", help="Inputs: h5ad files, AnnData Zarr stores, other collections."
-        ),
+        list[str], place_argument(metavar="IN...", help="Inputs: h5ad files, AnnData Zarr stores, other collections.")
     ],
     layer: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Layer to write; may be repeated.")] = None,
     obsm: Annotated[
@@ -59,10 +53,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     ] = None,
     x: Annotated[bool, typer.Option("--x/--no-x", help="Write X, too, if --layer or --obsm is given.")] = True,
     genes: Annotated[
-        Path | None,
-        typer.Option(
-            parser=as_path, metavar="FILE", help="File with the names of the variables to write, one per line."
-        ),
+        Path | None, path_option(metavar="FILE", help="File with the names of the variables to write, one per line.")
     ] = None,
     join: Annotated[
         str,
@@ -144,7 +135,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
 @rows_commands.command("info", no_args_is_help=True)
 def info_command(
-    uri: Annotated[str, typer.Argument(parser=as_place, metavar="URI", help="AnnData Zarr store or collection.")],
+    uri: Annotated[str, place_argument(metavar="URI", help="AnnData Zarr store or collection.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Show what a store or collection contains, the cost of its rows, and the gain of a conversion. Reads no data."""
@@ -156,7 +147,7 @@ def info_command(
 
 @rows_commands.command("verify", no_args_is_help=True)
 def verify_command(
-    uri: Annotated[str, typer.Argument(parser=as_place, metavar="URI", help="Collection written by rankwise.")],
+    uri: Annotated[str, place_argument(metavar="URI", help="Collection written by rankwise.")],
     sources: Annotated[
         bool, typer.Option("--sources", help="Also read the sources again and compare every row with its source.")
     ] = False,

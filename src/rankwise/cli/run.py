@@ -43,6 +43,10 @@ def split_names(words: list[str] | None, option: str, kind: str) -> tuple[str, .
     return found
 
 
+# a path, and a path or URL, as options and arguments
+path_option = partial(typer.Option, parser=as_path)
+path_argument = partial(typer.Argument, parser=as_path)
+place_argument = partial(typer.Argument, parser=as_place)
 _in_failures = partial(typer.Option, rich_help_panel="Failures and time limits")
 _in_output = partial(typer.Option, rich_help_panel="Output")
 _in_nodes = partial(typer.Option, rich_help_panel="Several nodes")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from rankwise.cli.run import as_path
+from rankwise.cli.run import path_option
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,11 +61,9 @@ def verify_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     ] = False,
     tolerance: Annotated[
         float | None,
-        typer.Option(metavar="R", help="Relative difference that counts as rounding. Default: by the dtype."),
+        typer.Option(min=0, metavar="R", help="Relative difference that counts as rounding. Default: by the dtype."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(parser=as_path, metavar="DIR", help="Keep the runs and their records in DIR.")
-    ] = None,
+    out: Annotated[Path | None, path_option(metavar="DIR", help="Keep the runs and their records in DIR.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run a script with several numbers of ranks; show where the runs first differ, and why."""
@@ -96,8 +94,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     skip: Annotated[int, typer.Option(metavar="N", min=1, help="Number of steps to skip before these.")] = 5,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            parser=as_path,
+        path_option(
             metavar="DIR",
             help="Run directory: traces/ and profile.json are stored there. Default: runs/<script>.",
         ),
@@ -121,7 +118,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     from rankwise.diagnose.profile.table import profile_text
 
     place = Path(words[0])
-    swept = None if sweep is None else _parse_sweep(sweep)
+    swept = None if sweep is None else _parse_sweep(sweep, repeats)
     if words[0] and place.is_dir():
         if len(words) > 1 or sweep is not None:
             raise ConfigError(f"{words[0]} is a folder of traces: --sweep, and words after it, are only for scripts")
@@ -132,6 +129,7 @@ def profile_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         script = Script(path=words[0], args=tuple(words[1:]), num_threads=num_threads)
         profile = profile_script(script, num_ranks=nproc, steps=steps, skip=skip, to_end=to_end, folder=folder)
         if swept is not None:
+            profile.save(folder / "profile.json")  # kept if a run of the sweep fails
             _sweep(profile, script, swept, nproc=nproc, steps=steps, skip=skip, repeats=repeats)
     else:
         raise ConfigError(f"no script or folder {words[0]!r} in {Path.cwd()}")
@@ -168,12 +166,16 @@ def _check_script(path: str) -> None:
         raise ConfigError(f"no script {path!r} in {Path.cwd()}")
 
 
-def _parse_sweep(text: str) -> tuple[str, list[float]]:
+def _parse_sweep(text: str, repeats: int) -> tuple[str, list[float]]:
+    from rankwise.diagnose.profile import check_sweep
+
     setting, _, listed = text.partition("=")
     try:
-        return setting, [float(word) for word in listed.split(",")]
+        values = [float(word) for word in listed.split(",")]
     except ValueError:
         raise ConfigError(f"--sweep must be a setting and values, such as bucket_mb=1,5,25, got {text!r}") from None
+    check_sweep(setting, values, repeats)
+    return setting, values
 
 
 def _sweep(
@@ -219,13 +221,13 @@ def scaling_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     ] = None,
     min_efficiency: Annotated[
         float | None,
-        typer.Option(metavar="E", help="Exit with 1 if an efficiency is significantly below E (between 0 and 1)."),
+        typer.Option(
+            min=0, max=1, metavar="E", help="Exit with 1 if an efficiency is significantly below E (between 0 and 1)."
+        ),
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            parser=as_path, metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."
-        ),
+        path_option(metavar="DIR", help="Run directory: scaling.json is stored there. Default: runs/<script>."),
     ] = None,
     num_threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of threads per rank.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

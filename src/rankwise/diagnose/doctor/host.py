@@ -81,7 +81,7 @@ def check_data(arguments: str | None) -> Check:
                 "data", _READ_RATE, f"{words[0]!r} is not a local Zarr array, so its chunks are unknown", mend
             )
         words += ["--crop", ",".join(map(str, extent))]
-    command = [sys.executable, "-P", "-m", "rankwise", "data", "bench", *words, "--json"]
+    command = [sys.executable, "-P", "-m", "rankwise", "data", "bench", "--json", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MOST_S)  # noqa: S603
     except subprocess.TimeoutExpired:

@@ -2,7 +2,7 @@
 
 from rankwise.diagnose.profile.advice import profile_traces
 from rankwise.diagnose.profile.profile import Finding, Profile
-from rankwise.diagnose.profile.runs import profile_script, sweep_setting
+from rankwise.diagnose.profile.runs import check_sweep, profile_script, sweep_setting
 from rankwise.diagnose.profile.scaling import Scaling, measure_scaling
 from rankwise.diagnose.script_run import Script
 
@@ -11,6 +11,7 @@ __all__ = [
     "Profile",
     "Scaling",
     "Script",
+    "check_sweep",
     "measure_scaling",
     "profile_script",
     "profile_traces",

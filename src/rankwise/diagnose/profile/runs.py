@@ -158,7 +158,7 @@ def sweep_setting(
         ConfigError: the setting or a value is unknown, or there are fewer than two values.
         LaunchError: a run failed.
     """
-    _check_sweep(setting, values, repeats)
+    check_sweep(setting, values, repeats)
     order = [value for value in values for _ in range(repeats)]
     random.Random(0).shuffle(order)  # noqa: S311  (an order, no secret)
     times_ms: dict[float, list[float]] = {value: [] for value in values}
@@ -193,12 +193,17 @@ def evaluate_sweep(times_ms: Mapping[float, Sequence[float]]) -> list[dict[str, 
     return told
 
 
-def _check_sweep(setting: str, values: Sequence[float], repeats: int) -> None:
+def check_sweep(setting: str, values: Sequence[float], repeats: int) -> None:
+    """Check the arguments of `sweep_setting` before anything runs.
+
+    Raises:
+        ConfigError: see there.
+    """
     if setting not in SWEPT:
         raise ConfigError(f"a sweep must change one of {', '.join(SWEPT)}, got {setting!r}")
     if len(set(values)) < 2 or len(set(values)) < len(values):
         raise ConfigError(f"a sweep needs two different values or more, got {list(values)}")
-    if setting == "bucket_mb" and min(values) <= 0:
+    if setting == "bucket_mb" and not all(0 < value < math.inf for value in values):
         raise ConfigError(f"bucket_mb must be megabytes above 0, got {list(values)}")
     if setting != "bucket_mb" and not set(values) <= {0, 1}:
         raise ConfigError(f"{setting} must be 0 or 1, got {list(values)}")
