@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.diagnose.profile.intervals import clip, intersect, length, subtract, unite
-from rankwise.diagnose.profile.runs import differ, evaluate_sweep, spread
+from rankwise.diagnose.profile.noise import differ, spread
+from rankwise.diagnose.profile.runs import evaluate_sweep
 from rankwise.errors import ConfigError
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)

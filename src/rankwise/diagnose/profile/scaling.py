@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 from rankwise._files import write_whole
 from rankwise.diagnose.profile.advice import profile_traces
+from rankwise.diagnose.profile.noise import LEAST_RUNS, differ, spread
 from rankwise.diagnose.profile.parts import PARTS
 from rankwise.diagnose.profile.recorder import Task
-from rankwise.diagnose.profile.runs import LEAST_RUNS, differ, run_recorded, spread
+from rankwise.diagnose.profile.runs import run_recorded
 from rankwise.diagnose.script_run import Script
 from rankwise.errors import ConfigError, LaunchError
 
