@@ -1,6 +1,7 @@
 """`rankwise data audit` and `rankwise data bench` as commands."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,33 +20,38 @@ def store(tmp_path_factory):
 def run(command, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
-    return lambda *words: command("data", *words)
+
+    def call(*words):
+        code, stdout, stderr = command("data", *words)
+        return SimpleNamespace(returncode=code, stdout=stdout, stderr=stderr)
+
+    return call
 
 
 def test_audit_for_people(run, store):
     """A table, advice, and a word that the rate is an estimate."""
-    code, told, warned = run("audit", store, "--crop", "8,32,32")
-    assert code == 0, warned
+    done = run("audit", str(store), "--crop", "8,32,32")
+    assert done.returncode == 0, done.stderr
     for words in ("decode waste", "chunks per crop", "advice: ", "is an estimate", f"arrays: {store}"):
-        assert words in told
+        assert words in done.stdout
 
 
 def test_audit_for_programs(run, store):
     """--json prints one document and nothing else."""
-    _, told, _ = run("audit", store, "--crop", "8x32x32", "--align", "chunk", "--dtype", "bf16", "--json")
-    facts = json.loads(told)
+    done = run("audit", str(store), "--crop", "8x32x32", "--align", "chunk", "--dtype", "bf16", "--json")
+    facts = json.loads(done.stdout)
     assert (facts["crop"], facts["aligned"], facts["dtype"]) == ([8, 32, 32], True, "bfloat16")
     assert facts["groups"][0]["cost"]["chunks"] == 4
 
 
 def test_bench_for_both(run, store):
     """Measured beside predicted; calibration says where it keeps the speeds."""
-    words = ("bench", store, "--crop", "8,32,32", "--rounds", "2", "--batch", "2", "--threads", "1")
-    code, told, warned = run(*words, "--calibrate")
-    assert code == 0, warned
-    assert told.rstrip().splitlines()[-1].startswith("bottleneck: ")
-    assert "rates.json" in warned
-    assert json.loads(run(*words, "--json")[1])["groups"][0]["chunks_per_crop"] > 0
+    words = ("bench", str(store), "--crop", "8,32,32", "--rounds", "2", "--batch", "2", "--threads", "1")
+    done = run(*words, "--calibrate")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().splitlines()[-1].startswith("bottleneck: ")
+    assert "rates.json" in done.stderr
+    assert json.loads(run(*words, "--json").stdout)["groups"][0]["chunks_per_crop"] > 0
 
 
 @pytest.mark.parametrize(
@@ -60,14 +66,14 @@ def test_bench_for_both(run, store):
 )
 def test_wrong_words(run, store, words, said):
     """One line and exit code 2."""
-    code, _, warned = run("audit", store, *words)
-    assert code == 2
-    assert said in warned
-    assert "Traceback" not in warned
+    done = run("audit", str(store), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_nothing_there(run, tmp_path):
     """A place without a store is an error with the place."""
-    code, _, warned = run("audit", tmp_path / "nowhere", "--crop", "8")
-    assert code == 2
-    assert "nowhere" in warned
+    done = run("audit", str(tmp_path / "nowhere"), "--crop", "8")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
