@@ -1,7 +1,9 @@
 """`rankwise data audit` and `rankwise data bench` as commands."""
 
 import json
-from types import SimpleNamespace
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -17,13 +19,16 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def run(command, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "100")
-
+def run(store, tmp_path):
     def call(*words):
-        code, stdout, stderr = command("data", *words)
-        return SimpleNamespace(returncode=code, stdout=stdout, stderr=stderr)
+        return subprocess.run(
+            [sys.executable, "-m", "rankwise", "data", *words],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     return call
 
