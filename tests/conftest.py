@@ -79,21 +79,13 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """What all files have imported lives to the end: no later collection, of which tests ask many, walks it again."""
+    for name in ("sklearn", "sklearn.datasets"):  # what waits there
+        getattr(sys.modules.get(name), "__all__", None)
     if "torch" in sys.modules:  # what quick_imports.py has left out of it
         importlib.import_module("torch._meta_registrations")
-    for name in ("sklearn", "sklearn.datasets"):  # what it has postponed
-        getattr(sys.modules.get(name), "__all__", None)
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "quick_imports"]
-    keep_commands()
     gc.collect()
     gc.freeze()
-
-
-def keep_commands():
-    """Let typer look at all functions of the command line once, and not in each call again."""
-    for name, attribute in (("typer.main", "get_command"), ("typer.testing", "_get_command")):
-        if name in sys.modules:
-            setattr(sys.modules[name], attribute, functools.cache(getattr(sys.modules[name], attribute)))
 
 
 @pytest.fixture(autouse=True)

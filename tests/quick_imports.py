@@ -214,6 +214,11 @@ def set_type_of_generators(module):
     sys.modules["torch"]._C._set_generator_metaclass(module.OpaqueBaseMeta)
 
 
+def keep_commands(module):
+    """`typer.main`: look at all functions of a command line once, and not at each call again."""
+    module.get_command = functools.cache(module.get_command)
+
+
 def name_source_by_frame(module):
     """`torch._library.utils.get_source`: its file and line, without `inspect`'s walk over all modules."""
 
@@ -245,6 +250,7 @@ def ask_version_once(module):
 
 
 AFTER = {
+    "typer.main": keep_commands,
     "torch": forget_what_was_left_out,
     "torch._library.utils": name_source_by_frame,
     "torch._library.opaque_object": set_type_of_generators,
