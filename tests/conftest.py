@@ -1,7 +1,6 @@
 """What all tests start from."""
 
 import ctypes
-import functools
 import gc
 import http.client
 import importlib
