@@ -60,7 +60,7 @@ class _Pool:
             for rank in range(num_ranks):
                 environment = {
                     **os.environ,
-                    "OMP_NUM_THREADS": "1",
+                    "OMP_NUM_THREADS": "1",  # the same sums, however many cores the machine has
                     "RANKWISE_TEST_RANK": f"{rank}:{num_ranks}:{root}",
                 }
                 with (root / f"rank-{rank}.log").open("wb") as log:
@@ -76,7 +76,7 @@ class _Pool:
             links: dict[int, connection.Connection] = {}
             for _ in range(num_ranks):
                 link = listener.accept()
-                links[link.recv()] = link
+                links[link.recv()] = link  # ranks connect in any order, so each sends its number first
         pool.links = [links[rank] for rank in range(num_ranks)]
         return pool
 
@@ -148,6 +148,7 @@ def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float
             link.send_bytes(payload)
         return _collect(pool, timeout)
     except (RanksFailedError, OSError):
+        # the other ranks may hang in a collective of this call: the next one starts new processes
         _pools.pop(num_ranks).close()
         raise
 
@@ -158,6 +159,7 @@ def _pickle_by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     module = sys.modules.get(fn.__module__)
     if module is None or fn.__module__.startswith("rankwise.") or fn.__module__ == "__main__":
         return bytes(cloudpickle.dumps((fn, args)))
+    # the ranks cannot import a test module: its name is known to pytest alone
     cloudpickle.register_pickle_by_value(module)
     try:
         return bytes(cloudpickle.dumps((fn, args)))
