@@ -24,7 +24,7 @@ sys.addaudithook(note)
 RUN = "sys.argv = ['rankwise', 'run', '--nproc', '2', 'script.py']\nfrom rankwise.cli import main\nmain()"
 SERVICE = "from rankwise.launch.functions.service import main\nmain(int(sys.argv[1]))"
 LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "asyncio", "logging", "multiprocessing")
-OURS = ("failures.verdict", "failures.outcome", "failures.report", "functions.pickled_call", "local.hang")
+OURS = ("failures.verdict", "failures.outcome", "failures.report", "functions.pickled_call")
 OURS += ("local.failure_detector", "elastic.nodes", "slurm.allocation")
 REQUEST = {"options": {"num_ranks": 2}, "tee": "auto", "store_file": None}
 REQUEST |= {"target": {"main": "", "function": "", "path": []}}

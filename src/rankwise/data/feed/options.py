@@ -193,5 +193,5 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
         world = current_world()
     own = None if getattr(world, "backend", "") == "jax" else world.device
     chosen = own if isinstance(device, str) and device == "auto" else device
-    sizes = {"world_size": world.world_size, "local_world_size": world.local_world_size}
-    return RankPlace(rank=world.rank, device=chosen, **sizes)
+    local = getattr(world, "local_world_size", 1)  # a rank and a size are a world, too
+    return RankPlace(rank=world.rank, world_size=world.world_size, device=chosen, local_world_size=local)

@@ -74,7 +74,7 @@ class WandbSink:
                 raise
             _log.warning(
                 "W&B cannot be reached; training continues, and the lines of this attempt stay in %s: upload them with "
-                "`wandb sync`: %s: %.300s",
+                "`wandb sync` (for a slow server set WANDB_INIT_TIMEOUT to more than 8 seconds): %s: %.300s",
                 *(folder, type(error).__name__, error),
             )
             wandb.teardown()  # it still holds the id, and the exit of the process would wait for it
