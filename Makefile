@@ -4,7 +4,7 @@ VENV ?= .venv
 GPU_PYTHON ?= python3
 BIN := $(VENV)/bin
 PACKAGES := $(VENV)/lib/python*/site-packages
-JOBS ?= 4
+JOBS ?= 3
 STAMP := $(VENV)/.installed
 # tests start a thousand processes: without bytecode on disk each would compile our modules again
 export PYTHONDONTWRITEBYTECODE :=
