@@ -128,8 +128,8 @@ class FileLock:
             return "another process"
 
 
-def hold_folder(folder: Path) -> Callable[[], None]:
-    """Keep other processes from writing into an existing folder, as a run does; return what lets it go.
+def lock_folder(folder: Path) -> Callable[[], None]:
+    """Lock an existing folder against writes of other processes, as a run does; return what unlocks it.
 
     A second call in this process, and a call where the file system cannot lock, hold nothing.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rankwise._files import fsync_folder
-from rankwise._process.lock import hold_folder
+from rankwise._process.lock import lock_folder
 
 Fence = Callable[[], AbstractContextManager[Any]]
 
@@ -32,7 +32,7 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._let_go: Callable[[], Any] = contextlib.nullcontext
+        self._unlock: Callable[[], Any] = contextlib.nullcontext
 
     def make(self, step: int, attempt: int, token: str) -> Path:
         """Return the place for the files of a new checkpoint: a path, or in a `Bucket` an object like one."""
@@ -90,12 +90,12 @@ class Disk:
     def clean(self, skipped: Iterable[Path], fence: Fence) -> None:
         """Remove what killed saves left, and move damaged checkpoints aside; on the main rank.
 
-        Without a fence the folder is held from here on, until `release`: what another process writes would be removed.
+        Without a fence the folder is locked until `release`: what another process writes would be removed.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         if fence is contextlib.nullcontext:
-            self._let_go()
-            self._let_go = weakref.finalize(self, hold_folder(self.root))
+            self._unlock()
+            self._unlock = weakref.finalize(self, lock_folder(self.root))
         with fence():
             for folder in skipped:
                 _set_aside(folder)
@@ -111,7 +111,7 @@ class Disk:
 
     def release(self) -> None:
         """Let other processes save here."""
-        self._let_go()
+        self._unlock()
 
     def remove(self, folders: Callable[[], Iterable[Path]], fence: Fence) -> None:
         """Unpublish checkpoints, chosen inside the fence, and delete them; on the main rank."""

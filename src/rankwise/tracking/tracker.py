@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from rankwise._process.lock import hold_folder
+from rankwise._process.lock import lock_folder
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking.config import as_json
 from rankwise.tracking.files import read_json, write_json
@@ -94,7 +94,7 @@ class Tracker:
         self._fence = contextlib.nullcontext if self._run is None else self._run.fence
         self._attempt = 1
         self._lines: JsonlSink | None = None
-        self._let_go: Callable[[], Any] = contextlib.nullcontext
+        self._unlock: Callable[[], Any] = contextlib.nullcontext
         self._started = False
         self._ids: dict[str, str] = {}
         self._known: dict[str, Any] = {}
@@ -200,7 +200,7 @@ class Tracker:
     def close(self) -> None:
         """Close the sinks; waits a few seconds for services. A second call does nothing."""
         with contextlib.ExitStack() as stack:  # the first sink, the JSON lines, last; even if the others raise
-            stack.callback(self._let_go)
+            stack.callback(self._unlock)
             while self._sinks:
                 stack.callback(self._sinks.pop(0).close)
         # do not write to a run that is finished or owned by another attempt
@@ -221,7 +221,7 @@ class Tracker:
         run, folder = self._run, self._folder
         if run is None:
             folder.mkdir(parents=True, exist_ok=True)
-            self._let_go = weakref.finalize(self, hold_folder(folder))
+            self._unlock = weakref.finalize(self, lock_folder(folder))
         self._lines = lines = JsonlSink(folder / "metrics.jsonl", run, hold_s=hold_s)
         self._attempt = lines.attempt
         self._known = read_json(folder / "trackers.json") or {}
