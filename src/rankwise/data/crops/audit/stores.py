@@ -11,8 +11,7 @@ from typing import TypeAlias
 
 from rankwise.data.crops.index.image import Level, image_levels, plain_level
 from rankwise.data.store.catalogue.lookup import Catalogue
-from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import read_node
+from rankwise.data.store.meta.nodes import read_node, resolve_place
 from rankwise.data.store.meta.tree import STORES, Nodes, list_arrays, read_meta
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.images import image_of

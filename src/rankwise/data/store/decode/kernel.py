@@ -145,7 +145,7 @@ class KernelDecoder:
             return self._addresses[name]
 
     def _compiled(self, function: Callable[..., int], name: str, signature: object) -> int:
-        from rankwise.data.store.decode.compiler import compiled_address
+        from rankwise.data.store.decode.machine import compiled_address
 
         address, was_on_disk = compiled_address(function, name, signature)
         self.num_loaded += was_on_disk

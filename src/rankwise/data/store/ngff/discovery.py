@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import Any, Literal, NamedTuple
 
-from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node, ome_attributes
+from rankwise.data.store.meta.nodes import Node, ome_attributes, resolve_place
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.ngff.attributes import take_list
 from rankwise.data.store.ngff.images import Image, open_image, set_state, state_of
