@@ -1,47 +1,13 @@
-"""Base classes with defaults, for orders, sources and loaders written by users."""
+"""Base classes with defaults, for sources and loaders written by users."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from rankwise.data.contract.protocols import BatchLoader, Grid, Order, Samples, Source, Stateful
-from rankwise.data.contract.values import Locality, OrderState
+from rankwise.data.contract.protocols import BatchLoader, Order, Samples, Source, Stateful
+from rankwise.data.contract.values import Locality
 from rankwise.errors import ConfigError
-
-
-class BaseOrder:
-    """An `Order` without lanes and draws; a subclass adds `recipe`, `batch_size`, `fingerprint` and the steps."""
-
-    @property
-    def samples(self) -> int | None:
-        """None: it serves data of any size."""
-        return None
-
-    @property
-    def kind(self) -> str:
-        """Shuffled: each epoch has another order."""
-        return "shuffle"
-
-    @property
-    def remainder(self) -> str:
-        """The last batch is split over the ranks."""
-        return "split"
-
-    @property
-    def grid(self) -> Grid | None:
-        """None: no lanes."""
-        return None
-
-    @property
-    def draw(self) -> Any:
-        """None: no draws."""
-        return None
-
-    def resumed(self, state: OrderState) -> Self:
-        """Return this order: nothing in it depends on the batch size."""
-        del state
-        return self
 
 
 def not_drawn(asked: Iterable[str], samples: object) -> str:

@@ -36,11 +36,49 @@ class Grid(Protocol):
         """Number of neighbouring samples that one chunk holds; a window mixes the samples of its chunks."""
 
 
+class BaseOrder(Protocol):
+    """An `Order` without lanes and draws; a subclass adds `recipe`, `batch_size`, `fingerprint` and the steps."""
+
+    @property
+    def samples(self) -> int | None:
+        """Number of samples in the data, yielded or not; None = it serves data of any size."""
+        return None
+
+    @property
+    def kind(self) -> str:
+        """Kind of order: "shuffle", or "sequential" for samples in the order of their numbers."""
+        return "shuffle"
+
+    @property
+    def remainder(self) -> str:
+        """What happens to a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
+        return "split"
+
+    @property
+    def grid(self) -> Grid | None:
+        """Its lanes and windows; None = it has none."""
+        return None
+
+    @property
+    def draw(self) -> Any:
+        """How its samples are drawn, see `Samples.draw_options`; None = they are not drawn."""
+        return None
+
+    def resumed(self, state: OrderState) -> Self:
+        """Return the order that continues a saved state: this one, unless it derived parameters from the batch size.
+
+        Raises:
+            ConfigError: the saved order differs in anything else.
+        """
+        del state
+        return self
+
+
 @runtime_checkable
-class Order(Protocol):
+class Order(BaseOrder, Protocol):
     """Which samples form which step: pure arithmetic, the same on every rank.
 
-    `BaseOrder` has defaults for everything after `step`.
+    `BaseOrder` has defaults for `samples`, `kind`, `remainder`, `grid`, `draw` and `resumed`.
     """
 
     @property
@@ -50,6 +88,10 @@ class Order(Protocol):
     @property
     def batch_size(self) -> int:
         """Most samples of a step, over all ranks."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Fingerprint of the data that it was made for; None = any data with as many samples."""
 
     def start(self, epoch: int = 0) -> OrderState:
         """Return the state before the first step of an epoch."""
@@ -62,37 +104,6 @@ class Order(Protocol):
 
     def step(self, state: OrderState) -> Step:
         """Return the step that begins at `state`; at the end of an epoch the first step of the next one. Pure."""
-
-    @property
-    def samples(self) -> int | None:
-        """Number of samples in the data, yielded or not; None = it serves data of any size."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of order: "shuffle", or "sequential" for samples in the order of their numbers."""
-
-    @property
-    def remainder(self) -> str:
-        """What happens to a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
-
-    @property
-    def grid(self) -> Grid | None:
-        """Its lanes and windows; None = it has none."""
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Fingerprint of the data that it was made for; None = any data with as many samples."""
-
-    @property
-    def draw(self) -> Any:
-        """How its samples are drawn, see `Samples.draw_options`; None = they are not drawn."""
-
-    def resumed(self, state: OrderState) -> Self:
-        """Return the order that continues a saved state: this one, unless it derived parameters from the batch size.
-
-        Raises:
-            ConfigError: the saved order differs in anything else.
-        """
 
 
 class Plan(Protocol):

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
@@ -242,6 +242,17 @@ class BoxReader:
     def needed(self, plan: BoxPlan) -> BoolArray:
         """Return which chunks of a plan would now have to be read and decoded, bool[K]."""
         return self.plan_cache.needed(plan)
+
+    def costs(self, plans: Iterable[BoxPlan]) -> dict[str, int]:
+        """Return the `num_chunks`, `read_bytes` and `decode_bytes` of a `Plan`: what reading would take now."""
+        num_chunks = read_bytes = decode_bytes = 0
+        for plan in plans:
+            needed = self.plan_cache.needed(plan)
+            sizes = np.array([array.chunk_bytes for array in plan.request.arrays], dtype=np.int64)
+            num_chunks += int(needed.sum())
+            read_bytes += int(np.maximum(plan.chunks.length[needed], 0).sum())
+            decode_bytes += int(sizes[plan.chunks.array[needed]].sum())
+        return {"num_chunks": num_chunks, "read_bytes": read_bytes, "decode_bytes": decode_bytes}
 
     def read(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[BoxReport, ...]:
         """Read plans, each into its own array; return one report for each.

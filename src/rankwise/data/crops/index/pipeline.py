@@ -67,21 +67,11 @@ class CropSource(BaseSource):
         threads: int | None = None,
         remote: RemoteOptions | None = None,
     ) -> None:
-        self.index = index
+        self.index, self.fingerprint, self.num_samples = index, index.fingerprint, index.num_samples
         self.reader = BoxReader(cache=cache, threads=threads, remote=remote)
         self._names = tuple(index.fields)
         self._chosen: dict[Compiled, dict[str, CropField]] = {}
         self._warned_fill = False
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of all that decides the crops: array metadata, rules, maps."""
-        return self.index.fingerprint
-
-    @property
-    def num_samples(self) -> int:
-        """Number of crops of an epoch."""
-        return self.index.num_samples
 
     def __len__(self) -> int:
         return self.num_samples
