@@ -20,8 +20,8 @@ from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache, PlanCache
 from rankwise.data.store.decode.choice import choose_decoder
 from rankwise.data.store.decode.decoder import Scratch
-from rankwise.data.store.decode.dense_rows import Spread
 from rankwise.data.store.decode.kernel import Decoder, is_castable
+from rankwise.data.store.decode.tasks import Spread
 from rankwise.data.store.execution.failures import warn_arrays
 from rankwise.data.store.execution.reads import read_plans, spread_rows
 from rankwise.data.store.execution.slow import AdoptedArrays, SlowArrays

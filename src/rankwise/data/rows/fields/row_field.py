@@ -17,7 +17,7 @@ from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.matrices.damage import Finished, checked_reports, finished_plain
 from rankwise.data.rows.matrices.stacks import MatrixPlan, MatrixStack, MemoryStack, SparseStack
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
-from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
+from rankwise.data.store.decode.tasks import OUTSIDE, TWICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

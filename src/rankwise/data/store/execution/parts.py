@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.dense_rows import DenseRows, Spread
 from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.decode.tasks import ChunkTasks, address_of
+from rankwise.data.store.decode.tasks import ChunkTasks, DenseRows, Spread, address_of
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.threads import cut_slabs
 from rankwise.data.store.files.facts import FileFacts, is_temporary, retry_failed

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, converted
-from rankwise.data.store.decode.dense_rows import TWICE, Spread
+from rankwise.data.store.decode.tasks import TWICE, Spread
 from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
 from rankwise.data.store.execution.parts import PlanPart
 from rankwise.data.store.plan.planner import BoxPlan, PaddedBox
