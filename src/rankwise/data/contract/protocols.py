@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -18,6 +18,7 @@ from rankwise.data.contract.values import (
     Share,
     Step,
 )
+from rankwise.errors import ConfigError
 
 
 class Grid(Protocol):
@@ -140,7 +141,38 @@ class BatchBuffer(Protocol):
         """Return the arrays of a field, batch axis first: one if dense; data, indices, indptr if ragged."""
 
 
-class Samples(Protocol):
+def not_drawn(asked: Iterable[str], samples: object) -> str:
+    """Return the error message for draws of samples that cannot be drawn."""
+    return (
+        f"{', '.join(f'{name}=' for name in asked)} need samples that can be drawn, such as a collection of rows; "
+        f"got {type(samples).__name__}"
+    )
+
+
+class SamplesDefaults(Protocol):
+    """The members of `Samples` that have defaults, for samples without information about storage."""
+
+    @property
+    def locality(self) -> Locality:
+        """What neighbouring samples share, from metadata alone; decides lanes, windows and prefetch depth."""
+        return Locality()
+
+    @property
+    def draw_options(self) -> Any:
+        """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = not drawn."""
+        return None
+
+    def drawn(self, *args: Any, **options: Any) -> Samples:
+        """Return draws of these samples, for ``Order(balance=, weights=, mix=, num_samples=, together=)``.
+
+        Raises:
+            ConfigError: they cannot be drawn, or not with these arguments.
+        """
+        del args
+        raise ConfigError(not_drawn(options, self))
+
+
+class Samples(SamplesDefaults, Protocol):
     """Samples over which an order can be made."""
 
     @property
@@ -155,37 +187,14 @@ class Samples(Protocol):
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of a sample by name."""
 
-    @property
-    def locality(self) -> Locality:
-        """What neighbouring samples share, from metadata alone; decides lanes, windows and prefetch depth."""
 
-    @property
-    def draw_options(self) -> Any:
-        """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = not drawn."""
-
-    def drawn(self, *args: Any, **options: Any) -> Samples:
-        """Return draws of these samples, for ``Order(balance=, weights=, mix=, num_samples=, together=)``.
-
-        Raises:
-            ConfigError: they cannot be drawn, or not with these arguments.
-        """
-
-
-class Source(Samples, Protocol):
-    """Samples by index. Implementations: samples, crops, rows. Does not need torch.
-
-    `BaseSource` has defaults for all but the first three members of `Samples`, `plan` and `read`.
-    """
-
-    def plan(self, share: Share) -> Plan:
-        """Return the plan for reading `share`. Thread-safe; reads metadata only."""
-
-    def read(self, plan: Any, into: BatchBuffer) -> ReadReport:
-        """Read a plan into a buffer. Thread-safe."""
+class SourceDefaults(Protocol):
+    """The members of `Source` that have defaults: read step by step, once their epoch was asked for."""
 
     @property
     def stateless(self) -> bool:
         """Whether the content depends on the share alone: loaders may then read before an epoch is asked for."""
+        return False
 
     def hint(self, plan: Any) -> None:
         """Tell the system that `plan` will be read soon. Thread-safe; may do nothing."""
@@ -199,16 +208,34 @@ class Source(Samples, Protocol):
         Raises:
             ConfigError: there is no such field, or the source cannot select fields.
         """
+        raise ConfigError(f"fields={list(fields)} needs a source that can select fields; {type(self).__name__} cannot")
 
-    def bound_to(self, order: Order) -> Source:
+    def bound_to(self, order: Order) -> Self:
         """Return the samples that an order counts: these, or draws of them if the order was made for draws.
 
         Raises:
             ConfigError: the order was made for other samples, or for other draws.
         """
+        del order
+        return self
 
     def fused_with(self, batch_transform: Any) -> Source | None:
         """Return a source that applies a batch transform while it reads; None = not supported."""
+        del batch_transform
+        return None
+
+
+class Source(Samples, SourceDefaults, Protocol):
+    """Samples by index. Implementations: samples, crops, rows. Does not need torch.
+
+    `BaseSource` has defaults for all but the first three members of `Samples`, `plan` and `read`.
+    """
+
+    def plan(self, share: Share) -> Plan:
+        """Return the plan for reading `share`. Thread-safe; reads metadata only."""
+
+    def read(self, plan: Any, into: BatchBuffer) -> ReadReport:
+        """Read a plan into a buffer. Thread-safe."""
 
 
 class Batch(Protocol):
