@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, ReadReport, Share, Source, Step, whole_number
+from rankwise.data.contract import ReadReport, Share, Source, Step, whole_number
 from rankwise.data.feed.batch import ReadBatch, ReadStep, step_keys
 from rankwise.data.feed.groups import Reading, Shares, read_alone, read_together
 from rankwise.data.feed.memory.buffer import HostBuffer
@@ -241,8 +241,10 @@ class StepReader:
                 num_lost = _num_real(share)
                 for error in report.errors:
                     self.budget.skip(error, share)
-                lent.keep(report.valid)
-                share = _kept_share(share, report.valid)
+                kept, weights = report.valid, share.weights
+                lent.keep(kept)
+                weights = None if weights is None else weights[kept]
+                share = replace(share, positions=share.positions[kept], ids=share.ids[kept], weights=weights)
                 num_lost -= _num_real(share)
             names, num_cols = self._names, self._num_cols
             if self.transform is not None:
@@ -306,8 +308,3 @@ class StepReader:
 
 def _num_real(share: Share) -> int:
     return len(share.ids) if share.weights is None else int(np.count_nonzero(share.weights))
-
-
-def _kept_share(share: Share, kept: BoolArray) -> Share:
-    weights = None if share.weights is None else share.weights[kept]
-    return replace(share, positions=share.positions[kept], ids=share.ids[kept], weights=weights)
