@@ -157,11 +157,11 @@ def test_who_acquires_waits_for_the_end_of_a_lease(how):
         held[1].leave()
         leases.wake()
     thread.join(0.05)
-    assert (got, leases.num_out) == ([], 2)
+    assert (got, len(leases._out)) == ([], 2)
     held.pop()
     thread.join(20)
     assert len(got) == 1
-    assert leases.num_out == 2
+    assert len(leases._out) == 2
 
 
 def test_what_is_kept_counts_no_more_once_somebody_waits():
@@ -245,7 +245,7 @@ def test_leases_end_in_the_midst_of_a_collection(monkeypatch):
         cycle.append(cycle)
         dropped.append(weakref.ref(cycle[0]))
         del cycle, lease
-    assert leases.num_out == 1
+    assert len(leases._out) == 1
     assert len(collected) >= 3
     HostBuffer(memory).reserve(SPECS, 500, {"rows": 500})
     assert memory.num_pieces <= 2 * 4

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 
 from rankwise.data.order import SplitRule
-from rankwise.data.rows.obs import RowGroups, places_where
-from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows
+from rankwise.data.rows.obs import RowGroups, chosen_rows, part_of_groups, part_of_rows, places_where
 from rankwise.errors import ConfigError
 
 LOG = logging.getLogger("rankwise.rows")

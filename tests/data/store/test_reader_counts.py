@@ -80,8 +80,8 @@ def test_each_chunk_once_and_each_file_once(metas, name):
             assert report.fast_chunks + report.slow_chunks == NUM_CHUNKS[name]
             assert reader.stats.targets == turn * 2 * NUM_CHUNKS[name]
             assert reader.stats.decoded_bytes == turn * reader.plan(everything(metas[name])).decode_bytes
-            assert reader._context.handles.num_opened == (0 if name == "slow" else NUM_FILES[name])
-            assert reader._context.facts.num_looked_at == NUM_FILES[name]
+            assert reader.handles.num_opened == (0 if name == "slow" else NUM_FILES[name])
+            assert reader.facts.num_looked_at == NUM_FILES[name]
 
 
 def test_an_index_is_read_once(metas, monkeypatch):
@@ -101,8 +101,8 @@ def test_a_file_that_many_threads_want_is_opened_few_times(metas):
     """Threads that need the same file at the same time do not open it for each chunk."""
     with BoxReader(threads=3, cache=0, max_open_files=1) as reader:
         read(reader, everything(metas["fast"]))
-        assert reader._context.handles.num_opened <= NUM_CHUNKS["fast"]
-        assert len(reader._context.handles) == 1
+        assert reader.handles.num_opened <= NUM_CHUNKS["fast"]
+        assert len(reader.handles) == 1
 
 
 @pytest.mark.parametrize("cache", [pytest.param(0, marks=pytest.mark.slow), 3000])

@@ -166,7 +166,7 @@ def test_many_files_need_few_handles(tmp_path):
     with BoxReader(threads=2, max_open_files=3) as reader:
         out, report = read(reader, rows(meta, *range(40)))
         assert report.valid.all()
-        assert len(reader._context.handles) <= 3
+        assert len(reader.handles) <= 3
     np.testing.assert_array_equal(out[:, 0], np.arange(40 * 64).reshape(40, 64) % 50)
 
 

@@ -4,7 +4,7 @@ All value types are frozen, slotted and keyword-only. This package needs only Nu
 Changing a name here needs a page in ``docs/decisions``.
 """
 
-from rankwise.data.contract.bases import BaseLoader, BaseOrder, BaseSamples, BaseSource, not_drawn
+from rankwise.data.contract.bases import BaseLoader, BaseSamples, BaseSource
 from rankwise.data.contract.cuts import (
     num_micro_batches,
     sample_keys,
@@ -14,6 +14,7 @@ from rankwise.data.contract.cuts import (
     whole_speeds,
 )
 from rankwise.data.contract.protocols import (
+    BaseOrder,
     Batch,
     BatchBuffer,
     BatchLoader,
@@ -23,6 +24,7 @@ from rankwise.data.contract.protocols import (
     Samples,
     Source,
     Stateful,
+    not_drawn,
 )
 from rankwise.data.contract.values import (
     JSON,

@@ -1,55 +1,12 @@
-"""Base classes with defaults, for orders, sources and loaders written by users."""
+"""Base classes with defaults, for sources and loaders written by users."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
-from rankwise.data.contract.protocols import BatchLoader, Grid, Order, Samples, Source, Stateful
-from rankwise.data.contract.values import Locality, OrderState
+from rankwise.data.contract.protocols import BatchLoader, Order, SamplesDefaults, SourceDefaults, Stateful
 from rankwise.errors import ConfigError
-
-
-class BaseOrder:
-    """An `Order` without lanes and draws; a subclass adds `recipe`, `batch_size`, `fingerprint` and the steps."""
-
-    @property
-    def samples(self) -> int | None:
-        """None: it serves data of any size."""
-        return None
-
-    @property
-    def kind(self) -> str:
-        """Shuffled: each epoch has another order."""
-        return "shuffle"
-
-    @property
-    def remainder(self) -> str:
-        """The last batch is split over the ranks."""
-        return "split"
-
-    @property
-    def grid(self) -> Grid | None:
-        """None: no lanes."""
-        return None
-
-    @property
-    def draw(self) -> Any:
-        """None: no draws."""
-        return None
-
-    def resumed(self, state: OrderState) -> Self:
-        """Return this order: nothing in it depends on the batch size."""
-        del state
-        return self
-
-
-def not_drawn(asked: Iterable[str], samples: object) -> str:
-    """Return the error message for draws of samples that cannot be drawn."""
-    return (
-        f"{', '.join(f'{name}=' for name in asked)} need samples that can be drawn, such as a collection of rows; "
-        f"got {type(samples).__name__}"
-    )
 
 
 class _Closed:
@@ -65,60 +22,15 @@ class _Closed:
         self.close()
 
 
-class BaseSamples:
+class BaseSamples(SamplesDefaults):
     """`Samples` without information about storage; a subclass adds `fingerprint`, `num_samples` and `fields`."""
 
-    @property
-    def locality(self) -> Locality:
-        """Default: neighbouring samples share nothing."""
-        return Locality()
 
-    @property
-    def draw_options(self) -> Any:
-        """None: the samples were not drawn."""
-        return None
-
-    def drawn(self, *args: Any, **options: Any) -> Samples:
-        """Raise an error.
-
-        Raises:
-            ConfigError: always.
-        """
-        del args
-        raise ConfigError(not_drawn(options, self))
-
-
-class BaseSource(_Closed, BaseSamples):
+class BaseSource(_Closed, BaseSamples, SourceDefaults):
     """A `Source` without options; a subclass adds `fingerprint`, `num_samples`, `fields`, `plan` and `read`.
 
     Its samples are read step by step, only once their epoch was asked for. Leaving its context closes it.
     """
-
-    @property
-    def stateless(self) -> bool:
-        """False: the content may change between epochs."""
-        return False
-
-    def hint(self, plan: Any) -> None:
-        """Do nothing."""
-
-    def select(self, fields: Sequence[str]) -> Source:
-        """Raise an error.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(f"fields={list(fields)} needs a source that can select fields; {type(self).__name__} cannot")
-
-    def bound_to(self, order: Order) -> Self:
-        """Return this source: its samples can be counted in one way only."""
-        del order
-        return self
-
-    def fused_with(self, batch_transform: Any) -> Source | None:
-        """Return None: batch transforms run after reading."""
-        del batch_transform
-        return None
 
 
 class BaseLoader(_Closed, BatchLoader):

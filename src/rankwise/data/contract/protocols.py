@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -18,6 +18,7 @@ from rankwise.data.contract.values import (
     Share,
     Step,
 )
+from rankwise.errors import ConfigError
 
 
 class Grid(Protocol):
@@ -36,11 +37,49 @@ class Grid(Protocol):
         """Number of neighbouring samples that one chunk holds; a window mixes the samples of its chunks."""
 
 
+class BaseOrder(Protocol):
+    """An `Order` without lanes and draws; a subclass adds `recipe`, `batch_size`, `fingerprint` and the steps."""
+
+    @property
+    def samples(self) -> int | None:
+        """Number of samples in the data, yielded or not; None = it serves data of any size."""
+        return None
+
+    @property
+    def kind(self) -> str:
+        """Kind of order: "shuffle", or "sequential" for samples in the order of their numbers."""
+        return "shuffle"
+
+    @property
+    def remainder(self) -> str:
+        """What happens to a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
+        return "split"
+
+    @property
+    def grid(self) -> Grid | None:
+        """Its lanes and windows; None = it has none."""
+        return None
+
+    @property
+    def draw(self) -> Any:
+        """How its samples are drawn, see `Samples.draw_options`; None = they are not drawn."""
+        return None
+
+    def resumed(self, state: OrderState) -> Self:
+        """Return the order that continues a saved state: this one, unless it derived parameters from the batch size.
+
+        Raises:
+            ConfigError: the saved order differs in anything else.
+        """
+        del state
+        return self
+
+
 @runtime_checkable
-class Order(Protocol):
+class Order(BaseOrder, Protocol):
     """Which samples form which step: pure arithmetic, the same on every rank.
 
-    `BaseOrder` has defaults for everything after `step`.
+    `BaseOrder` has defaults for `samples`, `kind`, `remainder`, `grid`, `draw` and `resumed`.
     """
 
     @property
@@ -50,6 +89,10 @@ class Order(Protocol):
     @property
     def batch_size(self) -> int:
         """Most samples of a step, over all ranks."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Fingerprint of the data that it was made for; None = any data with as many samples."""
 
     def start(self, epoch: int = 0) -> OrderState:
         """Return the state before the first step of an epoch."""
@@ -62,37 +105,6 @@ class Order(Protocol):
 
     def step(self, state: OrderState) -> Step:
         """Return the step that begins at `state`; at the end of an epoch the first step of the next one. Pure."""
-
-    @property
-    def samples(self) -> int | None:
-        """Number of samples in the data, yielded or not; None = it serves data of any size."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of order: "shuffle", or "sequential" for samples in the order of their numbers."""
-
-    @property
-    def remainder(self) -> str:
-        """What happens to a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
-
-    @property
-    def grid(self) -> Grid | None:
-        """Its lanes and windows; None = it has none."""
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Fingerprint of the data that it was made for; None = any data with as many samples."""
-
-    @property
-    def draw(self) -> Any:
-        """How its samples are drawn, see `Samples.draw_options`; None = they are not drawn."""
-
-    def resumed(self, state: OrderState) -> Self:
-        """Return the order that continues a saved state: this one, unless it derived parameters from the batch size.
-
-        Raises:
-            ConfigError: the saved order differs in anything else.
-        """
 
 
 class Plan(Protocol):
@@ -129,7 +141,38 @@ class BatchBuffer(Protocol):
         """Return the arrays of a field, batch axis first: one if dense; data, indices, indptr if ragged."""
 
 
-class Samples(Protocol):
+def not_drawn(asked: Iterable[str], samples: object) -> str:
+    """Return the error message for draws of samples that cannot be drawn."""
+    return (
+        f"{', '.join(f'{name}=' for name in asked)} need samples that can be drawn, such as a collection of rows; "
+        f"got {type(samples).__name__}"
+    )
+
+
+class SamplesDefaults(Protocol):
+    """The members of `Samples` that have defaults, for samples without information about storage."""
+
+    @property
+    def locality(self) -> Locality:
+        """What neighbouring samples share, from metadata alone; decides lanes, windows and prefetch depth."""
+        return Locality()
+
+    @property
+    def draw_options(self) -> Any:
+        """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = not drawn."""
+        return None
+
+    def drawn(self, *args: Any, **options: Any) -> Samples:
+        """Return draws of these samples, for ``Order(balance=, weights=, mix=, num_samples=, together=)``.
+
+        Raises:
+            ConfigError: they cannot be drawn, or not with these arguments.
+        """
+        del args
+        raise ConfigError(not_drawn(options, self))
+
+
+class Samples(SamplesDefaults, Protocol):
     """Samples over which an order can be made."""
 
     @property
@@ -144,37 +187,14 @@ class Samples(Protocol):
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of a sample by name."""
 
-    @property
-    def locality(self) -> Locality:
-        """What neighbouring samples share, from metadata alone; decides lanes, windows and prefetch depth."""
 
-    @property
-    def draw_options(self) -> Any:
-        """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = not drawn."""
-
-    def drawn(self, *args: Any, **options: Any) -> Samples:
-        """Return draws of these samples, for ``Order(balance=, weights=, mix=, num_samples=, together=)``.
-
-        Raises:
-            ConfigError: they cannot be drawn, or not with these arguments.
-        """
-
-
-class Source(Samples, Protocol):
-    """Samples by index. Implementations: samples, crops, rows. Does not need torch.
-
-    `BaseSource` has defaults for all but the first three members of `Samples`, `plan` and `read`.
-    """
-
-    def plan(self, share: Share) -> Plan:
-        """Return the plan for reading `share`. Thread-safe; reads metadata only."""
-
-    def read(self, plan: Any, into: BatchBuffer) -> ReadReport:
-        """Read a plan into a buffer. Thread-safe."""
+class SourceDefaults(Protocol):
+    """The members of `Source` that have defaults: read step by step, once their epoch was asked for."""
 
     @property
     def stateless(self) -> bool:
         """Whether the content depends on the share alone: loaders may then read before an epoch is asked for."""
+        return False
 
     def hint(self, plan: Any) -> None:
         """Tell the system that `plan` will be read soon. Thread-safe; may do nothing."""
@@ -188,16 +208,34 @@ class Source(Samples, Protocol):
         Raises:
             ConfigError: there is no such field, or the source cannot select fields.
         """
+        raise ConfigError(f"fields={list(fields)} needs a source that can select fields; {type(self).__name__} cannot")
 
-    def bound_to(self, order: Order) -> Source:
+    def bound_to(self, order: Order) -> Self:
         """Return the samples that an order counts: these, or draws of them if the order was made for draws.
 
         Raises:
             ConfigError: the order was made for other samples, or for other draws.
         """
+        del order
+        return self
 
     def fused_with(self, batch_transform: Any) -> Source | None:
         """Return a source that applies a batch transform while it reads; None = not supported."""
+        del batch_transform
+        return None
+
+
+class Source(Samples, SourceDefaults, Protocol):
+    """Samples by index. Implementations: samples, crops, rows. Does not need torch.
+
+    `BaseSource` has defaults for all but the first three members of `Samples`, `plan` and `read`.
+    """
+
+    def plan(self, share: Share) -> Plan:
+        """Return the plan for reading `share`. Thread-safe; reads metadata only."""
+
+    def read(self, plan: Any, into: BatchBuffer) -> ReadReport:
+        """Read a plan into a buffer. Thread-safe."""
 
 
 class Batch(Protocol):

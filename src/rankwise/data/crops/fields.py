@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample, RankMismatch, sample_error
 from rankwise.data.store.boxes import Pad, check_conversion
-from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import resolve_place
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import ConfigError
 

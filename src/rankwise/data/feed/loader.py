@@ -336,7 +336,7 @@ class FeedLoader(CursorLoader):
     def _reader(self, memory: MemoryPool, stages: MemoryPool | None, *, budget: SkipBudget) -> StepReader:
         """Return a reader; without `stages` it reads every step by itself."""
         return StepReader(
-            self.source,
+            source=self.source,
             memory=memory,
             placer=self._placer,
             transform=None if self._transform is None else SampleTransform(self._transform, num_cols_of(self.source)),

@@ -7,12 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, ReadReport, Share, Source, Step, whole_number
+from rankwise.data.contract import ReadReport, Share, Source, Step, whole_number
 from rankwise.data.feed.batch import ReadBatch, ReadStep, step_keys
 from rankwise.data.feed.groups import Reading, Shares, read_alone, read_together
 from rankwise.data.feed.memory.buffer import HostBuffer
@@ -119,10 +119,11 @@ def share_place(share: Share) -> str:
     return f"{where} for rank {share.rank} of {share.world_size}"
 
 
+@dataclass(kw_only=True, eq=False)
 class StepReader:
     """Reads steps one after the other in the calling thread.
 
-    Args:
+    Attributes:
         source: the samples.
         memory: pool for batches.
         placer: puts batches on the device.
@@ -134,32 +135,22 @@ class StepReader:
         limit_bytes: most bytes of a batch; None = any.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        memory: MemoryPool,
-        placer: Placer,
-        transform: SampleTransform | None,
-        depth: int,
-        budget: SkipBudget,
-        together: int,
-        stages: MemoryPool,
-        limit_bytes: int | None,
-    ) -> None:
-        self._source = source
-        self._names = tuple(source.fields)
-        self._memory, self._stages, self._limit_bytes = memory, stages, limit_bytes
-        room: dict[str, Any] = {"has_room": memory.has_room, "no_room": memory.no_room}
+    source: Source
+    memory: MemoryPool
+    placer: Placer
+    transform: SampleTransform | None
+    depth: int
+    budget: SkipBudget
+    together: int
+    stages: MemoryPool
+    limit_bytes: int | None
+
+    def __post_init__(self) -> None:
+        self._names, self._num_cols = tuple(self.source.fields), num_cols_of(self.source)
+        room: dict[str, Any] = {"has_room": self.memory.has_room, "no_room": self.memory.no_room}
         self._leases, self._stage_leases = Leases(**room), Leases(**room)
-        self._placer = placer
-        self._transform, self._epoch = transform, -1
-        self._depth = depth
-        self._budget = budget
-        self._together = together
         self._scratch = HostBuffer()
-        self._num_cols = num_cols_of(source)
-        self._most_batches = 1
+        self._epoch, self._most_batches = -1, 1
 
     @property
     def is_awaited(self) -> Callable[[], bool]:
@@ -213,10 +204,10 @@ class StepReader:
         try:
             for reading in readings:
                 # samples on their way through a transform: one batch after another uses the same buffer
-                found = reading.read(self._acquire if self._transform is None else lambda: self._scratch)
+                found = reading.read(self._acquire if self.transform is None else lambda: self._scratch)
                 if found is None:
                     return None
-                if (found[0].errors or self._transform is not None) and not is_asked():
+                if (found[0].errors or self.transform is not None) and not is_asked():
                     paused = time.perf_counter()
                     yield
                     started += time.perf_counter() - paused
@@ -230,10 +221,10 @@ class StepReader:
         return ReadStep(batches=tuple(batches), read_s=time.perf_counter() - started)
 
     def _planned(self, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
-        if self._together > 1:
-            limit_bytes = self._limit_bytes
-            return read_together(self._source, steps, self._together, self._acquire_stage, limit_bytes=limit_bytes)
-        return read_alone(self._source, steps)
+        if self.together > 1:
+            limit_bytes = self.limit_bytes
+            return read_together(self.source, steps, self.together, self._acquire_stage, limit_bytes=limit_bytes)
+        return read_alone(self.source, steps)
 
     def _batch(self, step: Step, share: Share, report: ReadReport, lent: HostBuffer) -> ReadBatch | None:
         """Return what was read of a share without its damaged samples, transformed and placed; None when reading ends.
@@ -249,35 +240,37 @@ class StepReader:
             if report.errors:
                 num_lost = _num_real(share)
                 for error in report.errors:
-                    self._budget.skip(error, share)
-                lent.keep(report.valid)
-                share = _kept_share(share, report.valid)
+                    self.budget.skip(error, share)
+                kept, weights = report.valid, share.weights
+                lent.keep(kept)
+                weights = None if weights is None else weights[kept]
+                share = replace(share, positions=share.positions[kept], ids=share.ids[kept], weights=weights)
                 num_lost -= _num_real(share)
             names, num_cols = self._names, self._num_cols
-            if self._transform is not None:
-                made = self._transformed(self._transform, step, share, lent)
+            if self.transform is not None:
+                made = self._transformed(self.transform, step, share, lent)
                 if made is None:
                     lent.give_back()
                     return None
                 raw, lent = lent, made
                 raw.give_back()
-                names, num_cols = tuple(self._transform.specs or ()), self._transform.num_cols
-            placed = self._placer.place(lent, names, num_cols)
+                names, num_cols = tuple(self.transform.specs or ()), self.transform.num_cols
+            placed = self.placer.place(lent, names, num_cols)
         except BaseException:
             lent.give_back()
             raise
         return ReadBatch(share=share, lent=lent, placed=placed, report=report, num_lost=num_lost)
 
     def _acquire(self) -> HostBuffer | None:
-        limit = (self._depth + 1) * self._most_batches
+        limit = (self.depth + 1) * self._most_batches
         lease = self._leases.acquire(limit)
         if lease is None:
             return None
-        return HostBuffer(self._memory, lease=lease, limit_bytes=self._limit_bytes, spares=limit + _LOOKED_AT)
+        return HostBuffer(self.memory, lease=lease, limit_bytes=self.limit_bytes, spares=limit + _LOOKED_AT)
 
     def _acquire_stage(self) -> HostBuffer | None:
         lease = self._stage_leases.acquire(_NUM_STAGES)
-        return None if lease is None else HostBuffer(self._stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT)
+        return None if lease is None else HostBuffer(self.stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT)
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: HostBuffer) -> HostBuffer | None:
         """Return the transformed samples; None when reading ends."""
@@ -304,8 +297,8 @@ class StepReader:
                 positions=np.array([step.start + place]), ids=np.array([sample]), weights=None,
             )  # fmt: skip
             held = HostBuffer()
-            report = self._source.read(self._source.plan(probe), held)
-            if report.errors and self._budget.may_skip and report.errors[0].damage:
+            report = self.source.read(self.source.plan(probe), held)
+            if report.errors and self.budget.may_skip and report.errors[0].damage:
                 continue  # the rank whose share has it counts it
             if report.errors:
                 raise report.errors[0]
@@ -315,8 +308,3 @@ class StepReader:
 
 def _num_real(share: Share) -> int:
     return len(share.ids) if share.weights is None else int(np.count_nonzero(share.weights))
-
-
-def _kept_share(share: Share, kept: BoolArray) -> Share:
-    weights = None if share.weights is None else share.weights[kept]
-    return replace(share, positions=share.positions[kept], ids=share.ids[kept], weights=weights)

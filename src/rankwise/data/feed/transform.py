@@ -71,7 +71,8 @@ def other_way(data: object) -> str:
     else:
         kinds = [f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(data).__mro__]
         way = next((_WAYS[kind] for kind in kinds if kind in _WAYS), "")
-        if "torch.IterableDataset" in kinds or (not way and _is_stream(data)):
+        is_stream = isinstance(data, Iterable) and not hasattr(data, "__getitem__")
+        if "torch.IterableDataset" in kinds or (not way and is_stream):
             return (
                 "streams are not supported yet, since an order needs samples by index: list the samples in a map-style "
                 "Dataset (__len__ and __getitem__, over files or offsets, say) for DatasetLoader(dataset, "
@@ -82,10 +83,6 @@ def other_way(data: object) -> str:
         "map-style torch Dataset, DatasetLoader(dataset, order=Order(len(dataset), batch_size=...)): "
         "see the recipes in docs/samples.md"
     )
-
-
-def _is_stream(data: object) -> bool:
-    return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
 
 
 def counted_samples(source: Source, order: Order) -> Source:

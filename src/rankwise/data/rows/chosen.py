@@ -19,8 +19,7 @@ from rankwise.data.rows.datasets.search import find_datasets
 from rankwise.data.rows.draws.weights import LEAST_LANES, MOST_LANES, DrawOptions
 from rankwise.data.rows.matrices.matrix import MemoryMatrix, StoredMatrix
 from rankwise.data.rows.matrices.stacks import MatrixStack
-from rankwise.data.rows.obs import num_stretches, row_dtype, taken
-from rankwise.data.rows.subsets import chosen_rows
+from rankwise.data.rows.obs import chosen_rows, num_stretches, row_dtype, taken
 from rankwise.errors import ConfigError, DataError
 
 

@@ -22,8 +22,7 @@ from rankwise.data.rows.draws.weights import DrawOptions
 from rankwise.data.rows.fields.row_field import RowPlan, ScratchPools, read_fields
 from rankwise.data.rows.fields.variables import FieldChoice, RowFields
 from rankwise.data.rows.matrices.damage import row_errors
-from rankwise.data.rows.obs import RowGroups, read_groups, read_tables, taken
-from rankwise.data.rows.subsets import chosen_rows, split_rows
+from rankwise.data.rows.obs import RowGroups, chosen_rows, read_groups, read_tables, split_rows, taken
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats, sum_reports
 from rankwise.errors import ConfigError
 

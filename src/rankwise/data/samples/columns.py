@@ -228,7 +228,7 @@ def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Co
     if isinstance(array, (str, os.PathLike)):
         if str(array).endswith(".npy"):
             return MemoryColumn(_load_npy(Path(array)), place=f"{name!r} ({array})")
-        array = _open_array(array)
+        array = _found(read_meta, array) if _is_ours(array) else _open_foreign(array, group=False)
     elif _is_tensor(array):
         array = _numpy_of(name, array)
     if isinstance(array, np.ndarray):
@@ -286,10 +286,6 @@ def _is_ours(uri: str | os.PathLike[str]) -> bool:
     if "://" in text or "::" in text:
         return understands_url(text)
     return not (text.endswith(".zip") and Path(text).is_file())
-
-
-def _open_array(uri: str | os.PathLike[str]) -> Any:
-    return _found(read_meta, uri) if _is_ours(uri) else _open_foreign(uri, group=False)
 
 
 def _found(look: Callable[[str | os.PathLike[str]], Found], uri: str | os.PathLike[str]) -> Found:

@@ -255,15 +255,7 @@ class ArraySource(BaseSource):
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}, the source has {self.num_samples}")
         boxes = self._boxes(ids)
-        num_chunks = read_bytes = decode_bytes = 0
-        for name, plan in boxes.items():
-            needed = self.reader.needed(plan)
-            num_chunks += int(needed.sum())
-            read_bytes += int(np.maximum(plan.chunks.length[needed], 0).sum())
-            decode_bytes += int(needed.sum()) * self._stored[name].array.chunk_bytes
-        return ArrayPlan(
-            share=share, boxes=boxes, num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes
-        )
+        return ArrayPlan(share=share, boxes=boxes, **self.reader.costs(boxes.values()))
 
     def hint(self, plan: ArrayPlan) -> None:
         """Ask the system to read the bytes of a plan soon (local files only, best effort)."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankwise._lazy import door
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.decode.dense_rows import Spread
+from rankwise.data.store.decode.tasks import Spread
 from rankwise.data.store.meta.tree import StoredNodes, list_arrays, read_meta
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec
 from rankwise.data.store.plan.planner import BoxPlan, describe_missing
@@ -48,9 +48,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rankwise.data.store.catalogue.lookup import Catalogue, build_catalogue
-    from rankwise.data.store.ngff.discovery import iter_images
+    from rankwise.data.store.ngff.discovery import iter_images, open_plate
     from rankwise.data.store.ngff.images import open_image
-    from rankwise.data.store.ngff.plates import open_plate
 else:
     __getattr__, __dir__ = door(
         __name__,
@@ -59,6 +58,6 @@ else:
             "build_catalogue": "rankwise.data.store.catalogue.lookup",
             "iter_images": "rankwise.data.store.ngff.discovery",
             "open_image": "rankwise.data.store.ngff.images",
-            "open_plate": "rankwise.data.store.ngff.plates",
+            "open_plate": "rankwise.data.store.ngff.discovery",
         },
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankwise.data.crops.audit.costs import cost_of
 from rankwise.data.crops.audit.judgement import advise, better_layout, warn
-from rankwise.data.crops.audit.sizes import Rates
+from rankwise.data.crops.audit.stores import Rates
 from rankwise.data.store import ChunkCodec, read_meta
 
 KIB, MIB = 2**10, 2**20

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.crops.audit.costs import PAGE_BYTES, cost_of, mean_cost
-from rankwise.data.crops.audit.sizes import Rates, sample_sizes
+from rankwise.data.crops.audit.stores import Rates, sample_sizes
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
 
 CROP = (12, 20, 24)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rankwise.data.crops.audit.display import bench_facts, show_bench
 from rankwise.data.crops.audit.judgement import AuditOptions, audit
 from rankwise.data.crops.audit.measurement import keep_rates, measure
-from rankwise.data.crops.audit.sizes import load_rates
+from rankwise.data.crops.audit.stores import load_rates
 from rankwise.errors import ConfigError, DataError
 
 CROP = (12, 20, 24)

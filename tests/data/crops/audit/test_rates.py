@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.data.crops.audit.sizes import Rates, load_rates, rates_file, save_rates
+from rankwise.data.crops.audit.stores import Rates, load_rates, rates_file, save_rates
 from rankwise.errors import ConfigError
 
 

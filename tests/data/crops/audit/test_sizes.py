@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise.data.crops.audit.sizes import StoredSizes, num_files, sample_sizes
+from rankwise.data.crops.audit.stores import StoredSizes, num_files, sample_sizes
 from rankwise.data.store import read_meta
 from rankwise.errors import DataError
 

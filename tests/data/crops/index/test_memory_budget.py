@@ -1,6 +1,7 @@
 """The memory of batches of an index is settled before the first one is read."""
 
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -8,9 +9,7 @@ import pytest
 import rankwise.data.crops as damacy
 from rankwise import Order
 from rankwise.data.crops import CropIndex, Foreground, IndexPipeline, Stage, Take
-from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import DevicePlace
-from rankwise.data.crops.index.source import index_budget
 from rankwise.errors import ConfigError
 from rankwise.launch.hardware import Topology
 
@@ -18,16 +17,21 @@ CROP = 8 * 8 * 8 * 4
 CACHE = 1000
 
 
-def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, world_size=2, batch_size=12, **more):
-    caps = Caps(
-        place=DevicePlace(device=None, sharers=sharers, local_world_size=local_ranks, world_size=world_size),
-        max_gpu_memory_bytes=device,
-        max_host_memory_bytes=host,
-        host_memory_bytes=10**9,
-    )
-    options = {"micro_batch": 4, "depth": 2, "transformed": False, "cache_bytes": CACHE, **more}
-    fields = options.pop("fields", tuple(index.fields))
-    return index_budget(index, Order(index, batch_size=batch_size), fields=fields, caps=caps, **options)
+@pytest.fixture
+def budget(monkeypatch):
+    """Return what a pipeline plans on a machine with so many ranks and devices."""
+
+    def planned(index, *, device=None, host=10**9, sharers=1, local_ranks=1, world_size=2, batch_size=12, **more):
+        place = DevicePlace(device=None, sharers=sharers, local_world_size=local_ranks, world_size=world_size)
+        monkeypatch.setattr("rankwise.data.crops.index.pipeline.place_in_world", lambda *_: place)
+        options = {"micro_batch": 4, "depth": 2, "cache": CACHE, "device": None, **more}
+        options |= {"max_gpu_memory_bytes": device, "max_host_memory_bytes": host}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the cache is small
+            with IndexPipeline(index, order=Order(index, batch_size=batch_size), **options) as pipeline:
+                return pipeline.budget
+
+    return planned
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +39,24 @@ def index(volumes):
     return CropIndex([image["image"] for image in volumes.images], shape=(8, 8, 8))
 
 
-def test_all_steps_that_are_held_count(index):
+def test_all_steps_that_are_held_count(index, budget):
     """Two steps ready and one in use; each rank's half of 12 crops comes in two batches of three."""
     found = budget(index)
     assert (found.batch_bytes, found.num_slots) == (3 * CROP, 6)
     assert found.host_bytes == 18 * CROP + CACHE
     assert budget(index, depth=0).ring_bytes == 12 * CROP  # one is read while the last one is looked at
-    assert budget(index, transformed=True).host_bytes == 21 * CROP + CACHE
+    assert budget(index, transform=lambda fields, _key: fields).host_bytes == 21 * CROP + CACHE
     assert budget(index, world_size=1, micro_batch=None).batch_bytes == 12 * CROP
 
 
-def test_masks_labels_and_stages_count(volumes):
+def test_masks_labels_and_stages_count(volumes, budget):
     """A crop is as large as all that is read of it, in the largest stage."""
     options = {"num_random": 64, "foreground": Foreground("label", 0.5), "labels": {"n": lambda _: [1.0, 2.0]}}
     fields = {"image": Take(pad="fill", mask=True), "label": Take()}
     stages = {0: Stage(shape=(4, 4, 4)), 3: Stage(shape=(8, 8, 8))}
     index = CropIndex(volumes.images, shape=(8, 8, 8), fields=fields, curriculum=stages, **options)
     assert budget(index).batch_bytes == 3 * (512 * (4 + 1 + 1) + 2 * 8)
-    assert budget(index, fields=("label",)).batch_bytes == 3 * 512
+    assert budget(index, fields=["label"]).batch_bytes == 3 * 512
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_masks_labels_and_stages_count(volumes):
         ({"device": 18 * CROP, "sharers": 4}, f"max_gpu_memory_bytes={4 * 18 * CROP}"),
     ],
 )
-def test_what_does_not_fit_is_added_up(index, place, needed):
+def test_what_does_not_fit_is_added_up(index, budget, place, needed):
     """The error shows every part and its cap, divided among the ranks, and names a size that does fit."""
     with pytest.raises(damacy.BudgetExceeded, match="3 steps of 2 batches of 3 crops must fit") as caught:
         budget(index, **place)

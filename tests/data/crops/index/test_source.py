@@ -45,7 +45,7 @@ def test_some_values_are_enough(empty):
 @pytest.mark.parametrize(("fields", "said"), [(["nothing"], "asked for"), ([], "asked for")])
 def test_unknown_fields_are_refused(empty, fields, said):
     """With the ones there are."""
-    from rankwise.data.crops.index.source import CropSource
+    from rankwise.data.crops.index.pipeline import CropSource
     from rankwise.errors import ConfigError
 
     with CropSource(CropIndex(empty, shape=(4, 4))) as source, pytest.raises(ConfigError, match=said):

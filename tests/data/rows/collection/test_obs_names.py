@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.places import find_repeats, hash_names, rename
+from rankwise.data.rows.collection.buckets import find_repeats, hash_names, rename
 from rankwise.testing.stores.small_rows import small_anndata
 
 

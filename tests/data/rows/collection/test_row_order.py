@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rankwise import Order
-from rankwise.data.rows.collection.places import Placing, cut_datasets
+from rankwise.data.rows.collection.buckets import Placing, cut_datasets
 
 CHANCE = 1e-4
 

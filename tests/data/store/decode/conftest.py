@@ -130,8 +130,8 @@ class Work:
     def run(self, decoder, **changes):
         """Run all chunks; returns the tasks and the output."""
         tasks, out = self.tasks(**changes), self.empty()
-        with Scratch() as scratch:
-            decoder.run(tasks, 0, len(tasks), out, scratch)
+        scratch = Scratch()
+        decoder.run(tasks, 0, len(tasks), out, scratch)
         return tasks, out
 
     def _addresses(self, arrays, way):

@@ -7,8 +7,8 @@ import pytest
 from numba import types
 from numba.core import caching
 
-from rankwise.data.store.decode import compiler as compiling
-from rankwise.data.store.decode.compiler import compiled_address
+from rankwise.data.store.decode import machine as compiling
+from rankwise.data.store.decode.machine import compiled_address
 
 SIGNATURE = types.int64(types.int64)
 

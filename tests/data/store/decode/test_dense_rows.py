@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from rankwise.data.store import Spread
 from rankwise.data.store.decode.decoder import Scratch
-from rankwise.data.store.decode.dense_rows import OUTSIDE, DenseRows
 from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.decode.tasks import KIND_RAW, ChunkTasks, address_of
+from rankwise.data.store.decode.tasks import KIND_RAW, OUTSIDE, ChunkTasks, DenseRows, address_of
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +19,7 @@ def kernel():
 @pytest.fixture(scope="module")
 def scratch():
     """Memory that all cases use one after the other: none may leave anything in it."""
-    with Scratch() as own:
-        yield own
+    return Scratch()
 
 
 def raw_tasks(values, lengths, chunk):

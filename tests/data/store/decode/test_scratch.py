@@ -12,33 +12,26 @@ from rankwise.data.store.decode.tasks import address_of
 
 def test_buffers_grow_and_stay():
     """A larger need is met with a larger buffer, a smaller one with the same."""
-    with Scratch() as scratch:
-        scratch.reserve(read=100, decode=70_000)
-        read, decode = scratch.read, scratch.decode
-        assert len(read) >= 100
-        assert len(decode) >= 70_000
-        assert address_of(decode) % 64 == 0
-        scratch.reserve(read=90, decode=1)
-        assert scratch.read is read
-        scratch.reserve(read=200_000, decode=1)
-        assert len(scratch.read) >= 200_000
-        assert scratch.decode is decode
+    scratch = Scratch()
+    scratch.reserve(read=100, decode=70_000)
+    read, decode = scratch.read, scratch.decode
+    assert len(read) >= 100
+    assert len(decode) >= 70_000
+    assert address_of(decode) % 64 == 0
+    scratch.reserve(read=90, decode=1)
+    assert scratch.read is read
+    scratch.reserve(read=200_000, decode=1)
+    assert len(scratch.read) >= 200_000
+    assert scratch.decode is decode
 
 
-@pytest.mark.parametrize("way", ["close", "with", "forget"])
-def test_the_context_is_freed_once(way):
-    """However a thread ends, the decoder's own memory is freed, and only once."""
+def test_the_context_is_freed_once():
+    """When a thread's memory is forgotten, the decoder's own is freed, too."""
     freed = []
     scratch = Scratch()
     scratch.ensure_context(lambda: 42, freed.append)
     scratch.ensure_context(lambda: 43, freed.append)
     assert scratch.context == 42
-    if way == "close":
-        scratch.close()
-        scratch.close()
-    elif way == "with":
-        with scratch:
-            pass
     del scratch
     gc.collect()
     assert freed == [42]
@@ -46,19 +39,8 @@ def test_the_context_is_freed_once(way):
 
 def test_no_memory_for_the_context():
     """A context that cannot be made is an error, not address 0."""
-    with Scratch() as scratch, pytest.raises(MemoryError):
-        scratch.ensure_context(lambda: 0, print)
-
-
-def test_a_closed_scratch_works_again():
-    """Closing gives memory back; the next use takes some anew."""
-    scratch = Scratch()
-    scratch.reserve(read=10, decode=10)
-    scratch.close()
-    assert len(scratch.read) == len(scratch.decode) == 0
-    scratch.reserve(read=10, decode=10)
-    assert len(scratch.read) >= 10
-    scratch.close()
+    with pytest.raises(MemoryError):
+        Scratch().ensure_context(lambda: 0, print)
 
 
 def test_the_end_of_the_interpreter_frees_nothing():

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, Runs, Spread, read_meta
-from rankwise.data.store.decode.dense_rows import TWICE
+from rankwise.data.store.decode.tasks import TWICE
 
 NUM_COLS, NUM_ROWS, CHUNK = 200, 40, 256
 UNTOUCHED = 0xA5A5

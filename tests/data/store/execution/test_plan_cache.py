@@ -1,7 +1,7 @@
 """Which decoded chunks are kept."""
 
 from rankwise.data.store import ChunkCache
-from rankwise.data.store.execution.plan_cache import PlanCache
+from rankwise.data.store.cache import PlanCache
 
 
 def test_what_never_comes_back_is_not_kept():

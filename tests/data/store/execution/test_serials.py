@@ -9,17 +9,16 @@ from dataclasses import replace
 import pytest
 import zarr
 
-from rankwise.data.store import ChunkCache, read_meta
-from rankwise.data.store.execution import plan_cache
+from rankwise.data.store import ChunkCache, cache, read_meta
 
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(plan_cache, "_MOST_ARRAYS", 8)
+    monkeypatch.setattr(cache, "_MOST_ARRAYS", 8)
 
 
 def made():
-    return plan_cache.PlanCache(ChunkCache(0))
+    return cache.PlanCache(ChunkCache(0))
 
 
 @pytest.fixture
@@ -79,6 +78,6 @@ def test_threads_that_ask_together_get_one_number(meta, monkeypatch):
                 others.wait(0.2)  # a second thread is let in, if it can be
             return next(numbers)
 
-    monkeypatch.setattr(plan_cache, "_numbers", Numbers())
+    monkeypatch.setattr(cache, "_numbers", Numbers())
     with ThreadPoolExecutor(2) as pool:
         assert len(set(pool.map(serials.serial, [meta, replace(meta)]))) == 1

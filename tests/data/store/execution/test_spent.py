@@ -5,7 +5,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.execution.plan_cache import mostly_used
+from rankwise.data.store.cache import mostly_used
 
 ROWS, CHUNK, COLS = 64, 8, 4
 

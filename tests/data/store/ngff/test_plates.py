@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from rankwise.data.store import open_plate
-from rankwise.data.store.ngff.plates import Acquisition
+from rankwise.data.store.ngff.discovery import Acquisition
 from rankwise.errors import DataError
 
 

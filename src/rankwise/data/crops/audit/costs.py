@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import FloatArray
-from rankwise.data.crops.audit.sizes import Rates, StoredSizes
+from rankwise.data.crops.audit.stores import Rates, StoredSizes
 from rankwise.data.store.meta.values import ArrayMeta
 
 

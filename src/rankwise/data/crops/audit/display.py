@@ -11,7 +11,7 @@ from rich.table import Table
 from rankwise.data.contract import JSON
 from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit, shape_text
 from rankwise.data.crops.audit.measurement import BenchReport, GroupBench
-from rankwise.data.crops.audit.sizes import num_files
+from rankwise.data.crops.audit.stores import num_files
 
 _MIB = 2**20
 _SKIPPED_SHOWN = 5

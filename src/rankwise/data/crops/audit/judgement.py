@@ -9,8 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from rankwise.data.contract import DType
 from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, expected_blocks, mean_cost
-from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
-from rankwise.data.crops.audit.stores import Fitting, fit, gather
+from rankwise.data.crops.audit.stores import (
+    Fitting,
+    Rates,
+    StoredSizes,
+    fit,
+    gather,
+    load_rates,
+    num_files,
+    sample_sizes,
+)
 from rankwise.data.store.boxes import check_conversion
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.launch.hardware import num_usable_cores

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.crops.audit.judgement import AuditOptions, AuditReport, GroupAudit, audit
-from rankwise.data.crops.audit.sizes import Rates, save_rates
+from rankwise.data.crops.audit.stores import Rates, save_rates
 from rankwise.data.store.boxes import BoxReport, BoxRequest
 from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.reader import BoxReader

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from rankwise._files import write_whole
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, NDArray
-from rankwise.data.crops.index.frame import Frame, linked_axes
 from rankwise.data.crops.index.image import CropImage, Level
+from rankwise.data.crops.index.layout import Frame, linked_axes
 from rankwise.data.crops.index.rules import Foreground, Mask
 from rankwise.data.store.boxes import BoxRequest
 from rankwise.data.store.reader import BoxReader

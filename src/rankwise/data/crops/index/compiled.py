@@ -12,10 +12,9 @@ import numpy as np
 from rankwise.data.contract import BoolArray, FieldSpec, FloatArray
 from rankwise.data.crops.fields import Scaling, field_specs
 from rankwise.data.crops.index.cells import BitTable, CellFinder, CellGrid, CellTable
-from rankwise.data.crops.index.frame import Frame, make_frame
 from rankwise.data.crops.index.image import CropImage, Take
 from rankwise.data.crops.index.lattice import Lattice, free_lattice, snapped_lattice, tile_lattice
-from rankwise.data.crops.index.layout import FieldLayout, make_layout
+from rankwise.data.crops.index.layout import FieldLayout, Frame, make_frame, make_layout
 from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_block, image_bounds, image_weights
 from rankwise.data.crops.index.rules import Rules
 from rankwise.errors import ConfigError

@@ -15,7 +15,7 @@ from rankwise.data.contract.values import short_hash
 from rankwise.data.crops.fields import column_specs
 from rankwise.data.crops.index.cells import CellFinder
 from rankwise.data.crops.index.compiled import Compiled, compile_rules
-from rankwise.data.crops.index.image import CropImage, Take, image_columns, named_takes
+from rankwise.data.crops.index.image import CropImage, Take, image_columns, named_takes, plain_extents
 from rankwise.data.crops.index.inputs import By, Images, gather_images, make_together, split_images
 from rankwise.data.crops.index.lattice import Edges
 from rankwise.data.crops.index.places import Places, Tiles, region_elements
@@ -152,13 +152,13 @@ class CropIndex(BaseSamples):
         root: str | os.PathLike[str] | None = None,
         world: World | None = None,
     ) -> None:
-        rules = Rules.of(
-            shape=shape,
-            stride=stride,
-            mask=mask,
-            foreground=foreground,
+        rules = Rules(
+            shape=plain_extents("shape", shape),
+            stride=None if stride is None else plain_extents("stride", stride),
+            mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
+            foreground=Foreground.of(foreground),
             pad="fill" if edges == "pad" and pad is None else pad,
-            curriculum=curriculum,
+            curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
             level=level,
             edges=edges,
             num_random=num_random,

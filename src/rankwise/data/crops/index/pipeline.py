@@ -1,25 +1,42 @@
-"""`IndexPipeline`: batches of the crops of an index, in the sequence of an `Order`, on this rank's device."""
+"""`IndexPipeline`: batches of the crops of an index, in the sequence of an `Order`; `CropSource`: crops as samples."""
 
 from __future__ import annotations
 
 import logging
 import math
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
-from rankwise.data.contract import Batch, Order
-from rankwise.data.crops.budget import Caps
+from rankwise.data.contract import (
+    BaseSource,
+    Batch,
+    BatchBuffer,
+    FieldSpec,
+    Locality,
+    Order,
+    ReadReport,
+    Share,
+    choose_fields,
+    num_micro_batches,
+)
+from rankwise.data.crops.budget import Budget, Caps
 from rankwise.data.crops.devices import NumaStrategy, place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
+from rankwise.data.crops.fields import MASK_SUFFIX, CropField, column_specs, sample_bytes
+from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
-from rankwise.data.crops.index.source import CropSource, index_budget
+from rankwise.data.crops.plan import CropPlan, plan_crops
 from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.options import refuse_unknown
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
+from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
@@ -31,6 +48,106 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rankwise.crops")
 _STEPS_IN_FLIGHT = 3  # the one being read, and two with hints
+
+
+class CropSource(BaseSource):
+    """Implements `Source` over a `CropIndex`.
+
+    The places of random crops depend on seed and epoch of a share's step. The fields of a curriculum's stage may
+    have other shapes than `fields`, which describes the first epoch.
+    """
+
+    stateless = True  # the content depends on the share alone: loaders may read before an epoch is asked for
+
+    def __init__(
+        self,
+        index: CropIndex,
+        *,
+        cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
+        threads: int | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        self.index, self.fingerprint, self.num_samples = index, index.fingerprint, index.num_samples
+        self.reader = BoxReader(cache=cache, threads=threads, remote=remote)
+        self._names = tuple(index.fields)
+        self._chosen: dict[Compiled, dict[str, CropField]] = {}
+        self._warned_fill = False
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def locality(self) -> Locality:
+        """What neighbouring crops share; see `CropIndex.locality`."""
+        return self.index.locality
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The fields of a crop by name, as in the first epoch."""
+        return MappingProxyType({name: self.index.fields[name] for name in self._names})
+
+    def select(self, fields: Sequence[str]) -> CropSource:
+        """Return a source with some of the fields, with the same reader and cache.
+
+        Raises:
+            ConfigError: there is no such field, or a mask is requested without its field.
+        """
+        names = choose_fields(self._names, fields, of="index")
+        for name in names:
+            if name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in self.index.takes:
+                base = name.removesuffix(MASK_SUFFIX)
+                if base not in fields:
+                    raise ConfigError(f"the mask {name!r} is read with its field: select {base!r} too")
+        chosen = object.__new__(type(self))
+        vars(chosen).update(vars(self))
+        chosen._names = names
+        chosen._chosen = {}
+        return chosen
+
+    def plan(self, share: Share) -> CropPlan:
+        """Return the plan for reading `share`. Thread-safe; reads metadata only.
+
+        Raises:
+            IndexError: the share contains a crop that the index does not have.
+        """
+        ids = np.asarray(share.ids, dtype=np.int64)
+        epoch, seed = share.step.epoch, share.step.resume.seed
+        made, found = self.index.compiled(epoch), self.index.places(ids, seed=seed, epoch=epoch)
+        fields = self._fields_of(made)
+        boxes = {name: [made.layouts[name].boxes(found.images, found.starts)] for name in fields}
+        labels = {name: values[found.images] for name, values in self.index.columns.items() if name in self._names}
+        return plan_crops(fields, boxes, self.reader, ids=ids, columns=labels, share=share)
+
+    def hint(self, plan: CropPlan) -> None:
+        """Ask the system to read the bytes of a plan soon. Best effort."""
+        plan.hint()
+
+    def read(self, plan: CropPlan, into: BatchBuffer) -> ReadReport:
+        """Read a plan into a buffer, which this reserves. Thread-safe; failed crops are reported, not raised."""
+        report = plan.read(into)
+        if report.all_fill and not self._warned_fill:  # usually a mistake
+            self._warned_fill = True
+            step = plan.share.step
+            first = self.index.describe(plan.ids[:1], seed=step.resume.seed, epoch=step.epoch)[0].image
+            warnings.warn(
+                f"all {plan.num_samples} crops of a batch are where nothing was ever written (the first one in image "
+                f"{first.name!r}): they hold only the fill value. Check the store for missing parts, or exclude them "
+                "with mask= or where=",
+                stacklevel=2,
+            )
+        return report
+
+    def close(self) -> None:
+        """Close threads and files. Reading again reopens them."""
+        self.reader.close()
+
+    def _fields_of(self, made: Compiled) -> dict[str, CropField]:
+        """Return the selected fields of a stage, each with its mask if that is selected, too."""
+        if made not in self._chosen:
+            fields = {name: made.layouts[name].field for name in self._names if name in made.layouts}
+            masked = {n: replace(f, mask=f.mask and n + MASK_SUFFIX in self._names) for n, f in fields.items()}
+            self._chosen[made] = masked
+        return self._chosen[made]
 
 
 class IndexPipeline(FeedLoader):
@@ -111,25 +228,41 @@ class IndexPipeline(FeedLoader):
             depth=depth,
             **options,
         )
-        order = self._cursor.order
         self._cursor.follows_world = world is None
         self._cursor.equal_because = "the memory of a crop pipeline is planned for these"
         if place.rank == 0:
-            files = most_files(index, num_crops=_STEPS_IN_FLIGHT * math.ceil(order.batch_size / place.world_size))
+            files = most_files(index, num_crops=_STEPS_IN_FLIGHT * math.ceil(self.order.batch_size / place.world_size))
             self._crops.reader.warn_few_handles(files, local_ranks=place.local_world_size)
-        self.budget = index_budget(
-            index,
-            order,
-            fields=tuple(self.source.fields),
-            micro_batch=micro_batch,
-            depth=depth,
-            transformed=self._transform is not None,
-            cache_bytes=self._crops.reader.cache.capacity_bytes,
-            caps=caps,
-        )
+        self.budget = self._planned_budget(caps)
         self._buffer_limit_bytes = self.budget.slot_limit_bytes
         self._caps = {"cap_bytes": self.budget.num_slots * self.budget.slot_limit_bytes, "over_cap": BudgetExceeded}
         _LOG.info("batches of crops use\n%s", self.budget)
+
+    def _planned_budget(self, caps: Caps) -> Budget:
+        """Return the memory for the batches of this rank; raise `BudgetExceeded` if they do not fit."""
+        step, world_size, micro_batch = self.order.batch_size, self._cursor.world_size, self.micro_batch
+        num_micro = num_micro_batches(step, world_size=world_size, micro_batch=micro_batch)
+        rows = math.ceil(math.ceil(step / world_size) / num_micro)
+        ahead = max(1, self._depth)  # the consumer may still hold the previous step for a moment while the next is read
+        slots = (ahead + 1) * num_micro  # the steps that lie ready, and the one in use or being read
+        specs = [{**column_specs(self.index.columns), **made.specs} for made in self.index.stages]
+        crop = max(sample_bytes({name: one[name] for name in self.source.fields if name in one}) for one in specs)
+        batch, cache_bytes = max(1, rows * crop), self._crops.reader.cache.capacity_bytes
+        budget = Budget(
+            batch_bytes=batch,
+            num_slots=slots,
+            scratch_bytes=batch if self._transform is not None else 0,
+            cache_bytes=cache_bytes,
+            caps=caps,
+        )
+        what = f"{ahead + 1} steps of {num_micro} batches of {rows} crops must fit ({ahead} ready, one in use), but do"
+        remedies = [
+            "a smaller batch_size of the order",
+            *["a smaller depth"] * (self._depth > 0),
+            *["a smaller cache"] * (cache_bytes > 0),
+        ]
+        budget.check_fits(what=f"{what} not", remedies=remedies, slots=slots)
+        return budget
 
     def _warn_small_cache(self, order: Order) -> None:
         """Warn on the main rank if the regions that the order reads at a time do not fit into the cache."""

@@ -38,6 +38,17 @@ class Foreground:
         if isinstance(self.classes, Iterable):  # a list or an array would have no hash
             object.__setattr__(self, "classes", tuple(int(label) for label in self.classes))
 
+    @classmethod
+    def of(cls, given: Foreground | tuple[str, float] | None) -> Foreground | None:
+        """Return what the argument of an index means, which may be a pair of part and fraction."""
+        if given is None or isinstance(given, Foreground):
+            return given
+        if not isinstance(given, tuple | list) or len(given) != 2:
+            raise ConfigError(
+                f"foreground= must be (part, fraction), such as ('label', 0.3), or Foreground; got {given!r}"
+            )
+        return cls(*given)
+
 
 @dataclass(frozen=True, slots=True)
 class Mask:
@@ -112,33 +123,6 @@ class Rules:
     pad: Pad | None = None
     region_bytes: int | None = None
     curriculum: Curriculum | None = None
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        shape: Sequence[int | None],
-        stride: Sequence[int] | None,
-        mask: Mask | str | Callable[[CropImage], Any] | None,
-        foreground: Foreground | tuple[str, float] | None,
-        curriculum: Curriculum | None,
-        **others: Any,
-    ) -> Rules:
-        """Return the rules for the arguments that a user passes, which may be written in several ways."""
-        if foreground is not None and not isinstance(foreground, Foreground):
-            if not isinstance(foreground, tuple | list) or len(foreground) != 2:
-                raise ConfigError(
-                    f"foreground= must be (part, fraction), such as ('label', 0.3), or Foreground; got {foreground!r}"
-                )
-            foreground = Foreground(*foreground)
-        return cls(
-            shape=plain_extents("shape", shape),
-            stride=None if stride is None else plain_extents("stride", stride),
-            mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
-            foreground=foreground,
-            curriculum=dict(curriculum) if isinstance(curriculum, Mapping) else curriculum,
-            **others,
-        )
 
     def __post_init__(self) -> None:
         if self.align not in (None, "chunk"):

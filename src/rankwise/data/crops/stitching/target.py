@@ -15,7 +15,7 @@ import numpy as np
 
 from rankwise._files import fsync_folder, write_whole
 from rankwise.data.contract import JSON, DType, NDArray
-from rankwise.data.crops.index.frame import Frame
+from rankwise.data.crops.index.layout import Frame
 from rankwise.errors import ConfigError, DataError
 from rankwise.world import World
 

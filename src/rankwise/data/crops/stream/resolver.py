@@ -27,8 +27,7 @@ from rankwise.data.crops.exceptions import (
 )
 from rankwise.data.crops.fields import FieldBoxes
 from rankwise.data.crops.sample import Crop, Sample
-from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import read_node
+from rankwise.data.store.meta.nodes import read_node, resolve_place
 from rankwise.data.store.meta.tree import STORES, StoredNodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.ngff.images import Image, open_image

@@ -128,11 +128,6 @@ class Leases:
         self._left: set[int] = set()  # those of them that were left and have not ended
         self._are_kept = self._closed = False
 
-    @property
-    def num_out(self) -> int:
-        """Leases that count now, as of the last `acquire`."""
-        return len(self._out)
-
     def acquire(self, limit: int) -> Lease | None:
         """Return a lease once fewer than `limit` count; None once closed.
 

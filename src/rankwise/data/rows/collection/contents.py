@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.rows.collection.buckets import rename
 from rankwise.data.rows.collection.job import Job, repeats_of
-from rankwise.data.rows.collection.places import rename
 from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.datasets.on_disk import array_checksums
 from rankwise.data.rows.datasets.search import load_anndata, stored_name

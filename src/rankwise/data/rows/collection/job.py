@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.rows.collection.buckets import Buckets
+from rankwise.data.rows.collection.buckets import Buckets, Placing, cut_datasets, find_repeats, hash_names, rename
 from rankwise.data.rows.collection.inputs.tables import RowsOfColumns
 from rankwise.data.rows.collection.journal import work_folder
 from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.collection.places import Placing, cut_datasets, find_repeats, hash_names, rename
 from rankwise.data.rows.collection.ranks import Marks, Ranks, Task
 from rankwise.data.rows.collection.union import Joined, group_ranks
 

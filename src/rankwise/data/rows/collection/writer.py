@@ -17,7 +17,7 @@ import numpy as np
 
 from rankwise._files import fsync_folder
 from rankwise._version import __version__
-from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, log_variables, warn_of_repeats
+from rankwise.data.rows.collection.buckets import cut_datasets
 from rankwise.data.rows.collection.contents import dataset_tasks, skeleton_tasks
 from rankwise.data.rows.collection.inputs.inputs import Input, open_input
 from rankwise.data.rows.collection.inputs.tables import spread_collections
@@ -36,8 +36,17 @@ from rankwise.data.rows.collection.journal import (
     this_boot,
     work_folder,
 )
-from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of, warn_of_room
-from rankwise.data.rows.collection.places import cut_datasets
+from rankwise.data.rows.collection.options import (
+    WriteOptions,
+    check_fit,
+    check_kept,
+    check_once,
+    listed,
+    log_variables,
+    seed_of,
+    warn_of_repeats,
+    warn_of_room,
+)
 from rankwise.data.rows.collection.progress import PROGRESS, Progress
 from rankwise.data.rows.collection.ranks import Ranks, Task, joined_ranks, run_tasks
 from rankwise.data.rows.collection.union import SOURCE, Joined, join_inputs

@@ -16,7 +16,7 @@ from rankwise.data.rows.datasets.in_memory import MemoryDataset
 from rankwise.data.rows.datasets.search import MANIFEST, MEMBER, known_columns, load_anndata, open_group, stored_name
 from rankwise.data.rows.matrices.matrix import StoredMatrix, open_matrix
 from rankwise.data.store import BoxReader
-from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import resolve_place
 from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import ConfigError, DataError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.data.store import load_zarr
-from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import resolve_place
 from rankwise.data.store.meta.tree import STORES
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError, DataError, needs_extra

@@ -17,7 +17,7 @@ from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.matrices.damage import Finished, checked_reports, finished_plain
 from rankwise.data.rows.matrices.stacks import MatrixPlan, MatrixStack, MemoryStack, SparseStack
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
-from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
+from rankwise.data.store.decode.tasks import OUTSIDE, TWICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,19 +36,10 @@ class RowPlan:
     @classmethod
     def of(cls, share: Share, rows: IntArray, matrices: Mapping[str, MatrixPlan], reader: BoxReader) -> RowPlan:
         """Return the plan of a share, with its costs for `reader`."""
-        num_chunks = read_bytes = decode_bytes = 0
         boxes = [box for matrix in matrices.values() for box in matrix.boxes]
-        for plan in boxes:
-            needed = reader.needed(plan)
-            sizes = np.array([array.chunk_bytes for array in plan.request.arrays], dtype=np.int64)
-            num_chunks += int(needed.sum())
-            read_bytes += int(np.maximum(plan.chunks.length[needed], 0).sum())
-            decode_bytes += int(sizes[plan.chunks.array[needed]].sum())
         capacity = {name: plan.num_elements for name, plan in matrices.items() if plan.lengths is not None}
-        return cls(
-            share=share, rows=rows, matrices=matrices, boxes=boxes, capacity=capacity,
-            num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes,
-        )  # fmt: skip
+        costs = reader.costs(boxes)
+        return cls(share=share, rows=rows, matrices=matrices, boxes=boxes, capacity=capacity, **costs)
 
 
 class ScratchPools:

@@ -11,7 +11,7 @@ from rankwise.data.rows.datasets.on_disk import Dataset
 from rankwise.data.rows.datasets.search import MANIFEST, find_datasets
 from rankwise.data.rows.matrices.matrix import StoredMatrix, StoredSparse
 from rankwise.data.store import BoxReader
-from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import resolve_place
 from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import RankwiseError
 

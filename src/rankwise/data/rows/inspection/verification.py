@@ -13,10 +13,10 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import WordArray, mix_words
+from rankwise.data.rows.collection.buckets import hash_names
 from rankwise.data.rows.collection.collection import DatasetCollection
 from rankwise.data.rows.collection.inputs.columns import Column, as_text
 from rankwise.data.rows.collection.inputs.inputs import open_input
-from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.union import SOURCE, SOURCE_ROW, Joined, join_inputs
 from rankwise.data.rows.datasets.on_disk import Dataset, array_checksums
 from rankwise.data.rows.datasets.search import find_datasets, member_names

@@ -15,7 +15,7 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.contract.values import short_hash
 from rankwise.data.rows.matrices.pointers import RowPointers
 from rankwise.data.store import ArrayMeta, BoxReader
-from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import resolve_place
 from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import DataError
 

@@ -16,8 +16,7 @@ from typing import Self
 
 from rankwise._files import write_whole
 from rankwise.data.store.catalogue.table import RecordingNodes, Table, has_changed, pack_table, unpack_table
-from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node, natural_order, node_of, v2_node
+from rankwise.data.store.meta.nodes import Node, natural_order, node_of, resolve_place, v2_node
 from rankwise.data.store.meta.parser import array_of
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta

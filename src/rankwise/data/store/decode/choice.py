@@ -79,19 +79,19 @@ def self_test(decoder: Decoder) -> None:
     values = np.arange(8 * 16 * 32, dtype=np.uint16).reshape(8, 16, 32) * 37 % 4099
     frames = _frames(values)
     region = tuple(slice(low, low + far) for low, far in zip(_START, _EXTENT, strict=True))
-    with Scratch() as scratch:
-        tasks, out = _run(decoder, frames, values, scratch)
-        for chunk, (name, kind, _) in enumerate(frames):
-            status, detail = int(tasks.status[chunk]), int(tasks.detail[chunk])
-            if status != codes.OK:
-                told = codes.describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
-                raise SelfTestError(f"a test chunk ({name}) {told}")
-            if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == codes.KIND_FILL else values[region]):
-                raise SelfTestError(f"the elements of a test chunk ({name}) are decoded wrongly")
-        cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != codes.KIND_FILL]
-        tasks, _ = _run(decoder, cut, values, scratch)
-        if (tasks.status == codes.OK).any():
-            raise SelfTestError(f"a damaged test chunk was accepted ({cut[int(np.argmin(tasks.status))][0]})")
+    scratch = Scratch()
+    tasks, out = _run(decoder, frames, values, scratch)
+    for chunk, (name, kind, _) in enumerate(frames):
+        status, detail = int(tasks.status[chunk]), int(tasks.detail[chunk])
+        if status != codes.OK:
+            told = codes.describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
+            raise SelfTestError(f"a test chunk ({name}) {told}")
+        if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == codes.KIND_FILL else values[region]):
+            raise SelfTestError(f"the elements of a test chunk ({name}) are decoded wrongly")
+    cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != codes.KIND_FILL]
+    tasks, _ = _run(decoder, cut, values, scratch)
+    if (tasks.status == codes.OK).any():
+        raise SelfTestError(f"a damaged test chunk was accepted ({cut[int(np.argmin(tasks.status))][0]})")
 
 
 def _frames(values: NDArray) -> list[tuple[str, int, bytes]]:

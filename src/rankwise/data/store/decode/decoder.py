@@ -7,7 +7,7 @@ import os
 import struct
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ _STEP = 2**16
 class Scratch:
     """Buffers of one thread: they grow to the largest chunk, are reused, and are freed at the end.
 
-    Only one thread may use it at a time. A context manager; also freed with the last reference.
+    Only one thread may use it at a time. Freed with the last reference.
 
     Attributes:
         read: uint8 buffer for encoded bytes.
@@ -45,7 +45,6 @@ class Scratch:
         self.job: IntArray = np.zeros(codes.NUM_SLOTS, dtype=np.int64)
         self.rows: NDArray = _aligned(0)
         self.context = 0
-        self._free: weakref.finalize[[int], Scratch] | None = None
 
     def reserve(self, **num_bytes: int) -> None:
         """Grow buffers, given by their names, to at least these sizes; new memory of `blank` is zero."""
@@ -66,21 +65,9 @@ class Scratch:
         self.context = make()
         if not self.context:
             raise MemoryError("no memory for the context of a decoder")
-        self._free = weakref.finalize(self, free, self.context)
-        self._free.atexit = False  # at interpreter exit a thread may still be decoding with it
-
-    def close(self) -> None:
-        """Free everything; later use allocates again."""
-        if self._free is not None:
-            self._free()
-        self.context, self._free = 0, None
-        self.read, self.decode, self.stage, self.blank, self.rows = (_aligned(0) for _ in range(5))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        weakref.finalize(
+            self, free, self.context
+        ).atexit = False  # at interpreter exit a thread may still be decoding with it
 
 
 def _aligned(num_bytes: int) -> NDArray:

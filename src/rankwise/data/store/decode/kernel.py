@@ -12,8 +12,7 @@ from rankwise._process.forks import forks_wait
 from rankwise.data.contract import DType, NDArray
 from rankwise.data.store.boxes import is_float
 from rankwise.data.store.decode.decoder import Scratch, ThreadsDecoder, check_run
-from rankwise.data.store.decode.dense_rows import DenseRows
-from rankwise.data.store.decode.tasks import KIND_FILL, SLOTS, ChunkTasks, address_of, memory_at
+from rankwise.data.store.decode.tasks import KIND_FILL, SLOTS, ChunkTasks, DenseRows, address_of, memory_at
 
 if TYPE_CHECKING:
     from rankwise.data.store.decode.planes import PlaneLoop
@@ -145,7 +144,7 @@ class KernelDecoder:
             return self._addresses[name]
 
     def _compiled(self, function: Callable[..., int], name: str, signature: object) -> int:
-        from rankwise.data.store.decode.compiler import compiled_address
+        from rankwise.data.store.decode.machine import compiled_address
 
         address, was_on_disk = compiled_address(function, name, signature)
         self.num_loaded += was_on_disk

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.store.decode.dense_rows import OUTSIDE, TWICE
 from rankwise.data.store.decode.machine import (
     bfloat16_bits,
     double_from_half,
@@ -31,7 +30,7 @@ from rankwise.data.store.decode.machine import (
     types,
 )
 from rankwise.data.store.decode.symbols import PREFIX
-from rankwise.data.store.decode.tasks import SLOTS
+from rankwise.data.store.decode.tasks import OUTSIDE, SLOTS, TWICE
 
 # Returns whether a value does not fit; strides are in bytes, columns in elements (in bytes for copies).
 PlaneLoop = Callable[[int, int, int, int, int, int, float, float], int]

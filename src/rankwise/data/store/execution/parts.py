@@ -6,17 +6,15 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.dense_rows import DenseRows, Spread
 from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.decode.tasks import ChunkTasks, address_of
-from rankwise.data.store.execution.context import ReaderContext
+from rankwise.data.store.decode.tasks import ChunkTasks, DenseRows, Spread, address_of
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.threads import cut_slabs
 from rankwise.data.store.files.facts import FileFacts, is_temporary, retry_failed
@@ -25,6 +23,9 @@ from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
+
+if TYPE_CHECKING:
+    from rankwise.data.store.reader import BoxReader
 
 _NO_FILE = -1
 _READ_BYTES = 2**16  # bytes that a thread could place during a small read
@@ -44,7 +45,7 @@ class PlanPart:
         plan: the plan.
         chosen: int64[n], which of its chunks, ascending.
         out: [B, *shape], C-contiguous.
-        context: shared by all reads.
+        reader: its threads, files, memory and caches are used.
         failed: receives the failures, by chunk of the plan.
         is_slow: whether zarr-python decodes them, each in a task of its own: it takes so long that nothing else counts.
         spread: maps elements to columns of dense rows; `out` is then [B, width], and zero in rows of several
@@ -56,20 +57,20 @@ class PlanPart:
         plan: BoxPlan,
         chosen: IntArray,
         out: NDArray,
-        context: ReaderContext,
+        reader: BoxReader,
         *,
         failed: dict[int, ChunkFailure],
         is_slow: bool = False,
         spread: Spread | None = None,
     ) -> None:
         self.chosen, self._is_slow = chosen, is_slow
-        self._plan, self._out, self._context, self._failed = plan, out, context, failed
+        self._plan, self._out, self._reader, self._failed = plan, out, reader, failed
         self._array, self._file = plan.chunks.array[chosen], plan.chunks.file[chosen]
         self._chunk_bytes = np.array([meta.chunk_bytes for meta in plan.request.arrays], dtype=np.int64)[self._array]
         far = [meta.is_remote and not is_slow for meta in plan.request.arrays]  # zarr-python reads what it decodes
         self._is_far = np.array(far, dtype=np.bool_)[self._array]
         # by position: chunks in the cache, whose addresses keep nothing alive; and cache keys of chunks to keep
-        self._held, self._keys = context.plan_cache.lookup(plan, chosen)
+        self._held, self._keys = reader.plan_cache.lookup(plan, chosen)
         self._box, self._tasks = self._tables()
         self._dense: DenseRows | None = None
         if spread is not None:
@@ -125,8 +126,8 @@ class PlanPart:
         to_read = (self._tasks.kind != codes.KIND_FILL) & (self._tasks.decoded == 0)
         placed = self._out.nbytes if self._dense is None else 0  # zeros of dense rows are not placed
         work = placed + int((self._chunk_bytes[to_read] + _READ_BYTES).sum())  # reads are counted as bytes
-        num_threads = self._context.crew.num_threads
-        most_files = max(1, self._context.handles.capacity // num_threads)  # a slab holds all of its files open
+        num_threads = self._reader.crew.num_threads
+        most_files = max(1, self._reader.handles.capacity // num_threads)  # a slab holds all of its files open
         size = int(self._chunk_bytes.max())
         return cut_slabs(self._file, size, num_threads, work_bytes=work, most_files=most_files)
 
@@ -189,7 +190,7 @@ class PlanPart:
         for at, buffer in buffers.items():
             # a missing object is requested again, so that it is reported again
             if int(self.chosen[at]) not in self._failed and self._tasks.kind[at] != codes.KIND_FILL:
-                self._context.plan_cache.cache.put(self._keys[at], buffer)
+                self._reader.plan_cache.cache.put(self._keys[at], buffer)
         self._seconds.append(time.perf_counter() - started)
 
     def _attempt(self, first: int, last: int, requested: _Requested | None) -> None:
@@ -216,14 +217,14 @@ class PlanPart:
         held: list[object] = []
         for at in self._to_read(first, last, far=False).tolist():
             meta, chunk, key = self._plan.request.arrays[int(self._array[at])], int(self.chosen[at]), self._keys.get(at)
-            cache = self._context.plan_cache.cache
+            cache = self._reader.plan_cache.cache
             # Another read may have decoded it by now. Two may do so at once: waiting would cost more than it saves.
             values = None if key is None else cache.peek([key])[0]
             if values is not None:
                 self._held[at] = values
             else:
                 coords, facts = tuple(self._plan.chunks.coords[chunk].tolist()), self._plan.files[int(self._file[at])]
-                found = self._context.slow.read(self._context.plan_cache.serial(meta), meta, coords, facts)
+                found = self._reader.slow.read(self._reader.plan_cache.serial(meta), meta, coords, facts)
                 if isinstance(found, ChunkFailure):
                     unread[at] = found
                     continue
@@ -241,7 +242,7 @@ class PlanPart:
         files = self._file[positions]
         for file in np.unique(files).tolist():
             members = positions[files == file]
-            found = _opened(self._plan.files[file], self._context.handles)
+            found = _opened(self._plan.files[file], self._reader.handles)
             if isinstance(found, OpenFile):
                 self._tasks.fd[members] = found.fd
                 held.append(found)
@@ -262,7 +263,7 @@ class PlanPart:
                 if length < 0
                 else RemoteRange(url=facts.path, offset=offset, length=length, etag=facts.etag)
             )
-        return positions, self._context.remote.start(ranges)
+        return positions, self._reader.remote.start(ranges)
 
     def _receive(
         self, positions: IntArray, pending: PendingReads[memoryview], unread: dict[int, ChunkFailure]
@@ -274,7 +275,7 @@ class PlanPart:
             if piece is None:  # no such object: a chunk that was never written, unless its whole array is missing
                 tasks.kind[at] = codes.KIND_FILL
                 meta = self._plan.request.arrays[int(self._array[at])]
-                piece = self._context.facts.array_check.trouble(meta)  # noqa: PLW2901
+                piece = self._reader.facts.array_check.trouble(meta)  # noqa: PLW2901
             if isinstance(piece, DataError):
                 damage = bool(getattr(piece, "damage", True))
                 unread[at] = ChunkFailure(f"cannot be read: {piece}".rstrip("."), damage=damage, cause=piece)
@@ -285,9 +286,9 @@ class PlanPart:
         return held
 
     def _decode(self, first: int, last: int) -> None:
-        decoder = self._context.decoder
+        decoder = self._reader.chunk_decoder
         try:
-            with self._context.scratch() as scratch:
+            with self._reader.scratch() as scratch:
                 if self._dense is None:
                     decoder.run(self._tasks, first, last, self._out, scratch)
                 else:
@@ -322,7 +323,7 @@ class PlanPart:
 
     def _retry_chunk(self, at: int) -> None:
         # An old handle may be stale. Threads that read from it keep it open until they are done.
-        self._context.handles.discard(self._plan.files[int(self._file[at])].path)
+        self._reader.handles.discard(self._plan.files[int(self._file[at])].path)
         self._trouble.pop(at, None)
         self._attempt(at, at + 1, None)
 

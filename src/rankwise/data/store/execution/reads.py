@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, converted
-from rankwise.data.store.decode.dense_rows import TWICE, Spread
-from rankwise.data.store.execution.context import ReaderContext
+from rankwise.data.store.decode.tasks import TWICE, Spread
 from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
 from rankwise.data.store.execution.parts import PlanPart
 from rankwise.data.store.plan.planner import BoxPlan, PaddedBox
@@ -23,23 +22,26 @@ from rankwise.data.store.shard import MISSING
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
 
+if TYPE_CHECKING:
+    from rankwise.data.store.reader import BoxReader
 
-def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], context: ReaderContext) -> tuple[BoxReport, ...]:
+
+def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], reader: BoxReader) -> tuple[BoxReport, ...]:
     """Fill the outputs; return a report for each job."""
     started = time.perf_counter()
-    reads = [_PlanRead(plan, out, context) for plan, out in jobs]
-    context.crew.run(chain.from_iterable(map(_PlanRead.tasks, reads)))
-    return _finished(reads, started, context)
+    reads = [_PlanRead(plan, out, reader) for plan, out in jobs]
+    reader.crew.run(chain.from_iterable(map(_PlanRead.tasks, reads)))
+    return _finished(reads, started, reader)
 
 
 def spread_rows(
-    plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread, context: ReaderContext
+    plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread, reader: BoxReader
 ) -> tuple[tuple[BoxReport, BoxReport], npt.NDArray[np.uint8]]:
     """Fill dense rows; return reports, and the marks on the columns of each row."""
     started = time.perf_counter()
-    plan, crew = plans[0], context.crew
+    plan, crew = plans[0], reader.crew
     pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
-    elements, columns = _PlanRead(plan, out, context, spread), _PlanRead(plans[1], spread.columns, context)
+    elements, columns = _PlanRead(plan, out, reader, spread), _PlanRead(plans[1], spread.columns, reader)
     out[pieces != 1] = 0
     if plan.targets is plans[1].targets and elements.is_one_part and columns.is_one_part:
         # chunk k of one has the targets of chunk k of the other: no thread waits for columns of other slabs
@@ -52,11 +54,11 @@ def spread_rows(
     for part in elements.parts:
         part.mark(states)
     _settle(states, plan, np.flatnonzero(pieces[plan.targets.box] > 1), spread)
-    first, second = _finished([elements, columns], started, context)
+    first, second = _finished([elements, columns], started, reader)
     return (first, second), states
 
 
-def _finished(reads: Sequence[_PlanRead], started: float, context: ReaderContext) -> tuple[BoxReport, ...]:
+def _finished(reads: Sequence[_PlanRead], started: float, reader: BoxReader) -> tuple[BoxReport, ...]:
     """Return the reports, and count."""
     reports: list[BoxReport] = []
     total = ReaderStats()
@@ -65,7 +67,7 @@ def _finished(reads: Sequence[_PlanRead], started: float, context: ReaderContext
         reports.append(report)
         total += stats
     # once per call, by the calling thread: the crew never waits for this lock
-    context.counters.add(total + ReaderStats(read_s=time.perf_counter() - started))
+    reader.counters.add(total + ReaderStats(read_s=time.perf_counter() - started))
     return tuple(reports)
 
 
@@ -105,8 +107,8 @@ class _PlanRead:
     Padded boxes are plans of their own, each read into the region that its box is made from.
     """
 
-    def __init__(self, plan: BoxPlan, out: NDArray, context: ReaderContext, spread: Spread | None = None) -> None:
-        self._plan, self._out, self._context = plan, out, context
+    def __init__(self, plan: BoxPlan, out: NDArray, reader: BoxReader, spread: Spread | None = None) -> None:
+        self._plan, self._out, self._reader = plan, out, reader
         # Each chunk is in one task, which alone writes its key. All are read after the crew is done.
         self._failed: dict[int, ChunkFailure] = {}
         self._unfilled = _prefill(plan, out)
@@ -122,11 +124,11 @@ class _PlanRead:
                 mine = np.array([each == dtype for each in dtypes], dtype=np.bool_)[chunks.array]
                 chosen = np.flatnonzero(wanted & mine)
                 if len(chosen):
-                    self.parts.append(PlanPart(plan, chosen, out, context, is_slow=is_slow, **more))
+                    self.parts.append(PlanPart(plan, chosen, out, reader, is_slow=is_slow, **more))
         self._padded: list[tuple[PaddedBox, NDArray, _PlanRead]] = []
         for padded in plan.padded:
             region = np.empty(padded.plan.request.out_shape, dtype=out.dtype)
-            self._padded.append((padded, region, _PlanRead(padded.plan, region, context)))
+            self._padded.append((padded, region, _PlanRead(padded.plan, region, reader)))
 
     @property
     def is_one_part(self) -> bool:
@@ -150,7 +152,7 @@ class _PlanRead:
         for part in self.parts:
             stats += part.stats
             absent[part.chosen[part.absent]] = True
-        self._failed |= changed_chunks(plan, self._context.facts.array_check)
+        self._failed |= changed_chunks(plan, self._reader.facts.array_check)
         errors = box_errors(plan, self._failed)
         for error in self._unfilled:
             errors.setdefault(error.box, error)

@@ -184,15 +184,7 @@ _LOG = logging.getLogger(__name__)
 _FILE_MAX = Path("/proc/sys/fs/file-max")
 
 
-def system_file_limit(path: Path = _FILE_MAX) -> int | None:
-    """Return how many files all processes of this machine together may open; None if unknown."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def warn_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_limit: int | None) -> None:
+def warn_few_handles(*, wanted: int, capacity: int, local_ranks: int) -> None:
     """Warn if files will be reopened all the time, or if all ranks together may open too many.
 
     Reopening is not an error: the most recently used files stay open, the others are opened again.
@@ -201,7 +193,6 @@ def warn_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_lim
         wanted: files that one rank reads from at a time, over all steps in flight.
         capacity: files that its reader keeps open.
         local_ranks: number of ranks on this machine.
-        system_limit: see `system_file_limit`.
     """
     if wanted > capacity:
         _LOG.warning(
@@ -213,8 +204,12 @@ def warn_few_handles(*, wanted: int, capacity: int, local_ranks: int, system_lim
             if wanted <= MOST_FILES
             else "Store larger shards or use a smaller batch",
         )
+    try:
+        system_limit = int(_FILE_MAX.read_text())  # of all processes of this machine together
+    except (OSError, ValueError):  # unknown
+        return
     together = min(wanted, capacity) * local_ranks
-    if system_limit is not None and together > system_limit:
+    if together > system_limit:
         _LOG.warning(
             "the %d ranks of this machine may keep %d files open together, the system allows %d: use a smaller depth "
             "or batch, or raise fs.file-max",

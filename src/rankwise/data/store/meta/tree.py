@@ -7,8 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-from rankwise.data.store.meta.documents import list_folders, resolve_place
-from rankwise.data.store.meta.nodes import Node, absent, consolidated_children, natural_order, ome_attributes, read_node
+from rankwise.data.store.meta.nodes import (
+    Node,
+    absent,
+    consolidated_children,
+    list_folders,
+    natural_order,
+    ome_attributes,
+    read_node,
+    resolve_place,
+)
 from rankwise.data.store.meta.parser import MetaCache, array_of
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles

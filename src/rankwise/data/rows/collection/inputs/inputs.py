@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.rows.collection.buckets import packed_texts
+from rankwise.data.rows.collection.buckets import hash_names, packed_texts
 from rankwise.data.rows.collection.inputs.columns import Column, columns_of_frame, open_columns
 from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, table_of
-from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.datasets.search import load_anndata, split_modality
 from rankwise.data.store import load_zarr
 from rankwise.data.store.meta.codecs import is_core

@@ -14,7 +14,7 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Buckets, Field
 from rankwise.data.rows.datasets.search import COLLECTION_TYPE, find_datasets, load_anndata
-from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import resolve_place
 from rankwise.data.store.meta.tree import STORES
 from rankwise.errors import ConfigError, DataError
 
