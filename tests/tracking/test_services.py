@@ -4,7 +4,6 @@ import gc
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -369,7 +368,7 @@ def kill_wandb():
 
 @pytest.mark.parametrize("before", [3, 600])
 def test_a_wandb_whose_process_dies_loses_no_line(tmp_path, caplog, before):
-    """Its file may hold none of the lines, or the first ones: the second part of the run begins with what is missing."""
+    """Its file may hold none of the lines, or the first ones: the second part begins with what is missing."""
     sent = tmp_path / "wandb" / "sent.json"
     with Tracker(tmp_path, world=World.single(), sinks=["wandb"]) as tracker:
         for number in range(before):

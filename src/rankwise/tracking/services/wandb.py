@@ -27,8 +27,8 @@ class WandbSink:
 
     Offline by default: every attempt writes a folder in ``<run>/wandb``, and ``wandb sync`` uploads all of them into
     one run. Steps that an earlier attempt has logged are not logged again. An online run that cannot be started within
-    8 s (``settings={"init_timeout": ...}``, WANDB_INIT_TIMEOUT) goes on offline. If W&B's process dies, the run is opened
-    again, and the lines that it had not stored are logged again.
+    8 s (``settings={"init_timeout": ...}``, WANDB_INIT_TIMEOUT) goes on offline. If W&B's process dies, the run is
+    opened again, and the lines that it had not stored are logged again.
 
     Attributes:
         project: None = WANDB_PROJECT, else W&B's own default.
@@ -65,8 +65,6 @@ class WandbSink:
 
     def connect(self, run: RunFacts, known_id: str | None) -> str:
         """Begin this attempt's part of the run's curves."""
-        import wandb
-
         run_id = known_id or run.run_id
         folder = run.folder / "wandb"
         folder.mkdir(exist_ok=True)
@@ -177,7 +175,7 @@ def _teardown() -> None:
 
 
 def _stored_steps(path: Path) -> Iterator[int]:
-    """Yield the steps of a file of W&B. It has LevelDB's log format: records with a head of 7 bytes, in 32 KiB blocks."""
+    """Yield the steps of a file of W&B, in LevelDB's log format: records with a head of 7 bytes, in 32 KiB blocks."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     raw, at, parts = path.read_bytes() if path.exists() else b"", 7, b""
