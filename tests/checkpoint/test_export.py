@@ -1,8 +1,10 @@
 """`rankwise checkpoint`: shown, checked and written for others; and nothing that is planted in one ever runs."""
 
+import errno
 import hashlib
 import io
 import json
+import os
 import pickle
 import re
 import shutil
@@ -88,6 +90,35 @@ def test_show_and_verify(sharded, tmp_path):
     for place in (tmp_path / "none", copy / "step-0000000004" / "notes.npz"):
         with pytest.raises(CheckpointError, match="it is no folder"):
             invoke("show", place)
+
+
+def test_verify_goes_through_all(tmp_path, monkeypatch):
+    """One checkpoint is damaged, one cannot be read now: each is said, with those that are intact."""
+    checkpointer = Checkpointer(tmp_path, world=World.single(), keep=4)
+    for number in range(4):
+        checkpointer.save(number, {"notes": {"a": np.arange(3)}})
+    first, second, third, fourth = (str(tmp_path / f"step-{number:010}") for number in range(4))
+    Path(third, "manifest.json").write_text("[" * 100_000)
+    opened = os.open
+
+    def open_(path, *args, **options):
+        if str(path) == fourth:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", open_)
+    code, text = invoke("verify", tmp_path)
+    said = dict(line.split(": ", 1) for line in text.splitlines())
+    assert code == 1
+    assert said.keys() == {first, second, third, fourth}
+    assert (said[first], said[second]) == ("intact", "intact")
+    assert said[third].startswith("DAMAGED: its manifest.json cannot be read")
+    assert said[fourth].startswith("CANNOT BE READ NOW: [Errno 5] Input/output error")
+    code, text = invoke("show", tmp_path)
+    assert (code, text.count("step 0,"), text.count("damaged:")) == (0, 1, 1)
+    assert "Input/output error" in text
+    with pytest.raises(OSError, match="Input/output error"):  # a restore must not take an older one
+        find_one(str(tmp_path))
 
 
 def test_export(sharded, tmp_path):

@@ -1,5 +1,6 @@
 """Progress: one live line on a terminal, plain lines elsewhere, silence off the main rank."""
 
+import errno
 import io
 import os
 import pty
@@ -41,6 +42,39 @@ def test_plain_lines_where_there_is_no_terminal():
     assert lines[1].startswith("epoch 1/2  step 11/100  loss 0.09091  64 samples/s  ram ")
     assert lines[1].endswith("wait 25%  left 1:29")
     assert "\x1b" not in out.getvalue()
+
+
+class Full(io.StringIO):
+    """A file on a disk that has become full, or a terminal that was closed."""
+
+    def __init__(self, terminal):
+        super().__init__()
+        self.terminal = terminal
+        self.error = None
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("closed file")])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_file_that_takes_no_more_ends_no_run(terminal, error):
+    """Neither at the start, nor in the middle, nor at the end: other ranks would wait for this one."""
+    for fails_from in (0, 1, 2):
+        clock, out = Clock(), Full(terminal)
+        out.error = error if fails_from == 0 else None
+        with Progress(MAIN, total_steps=100, file=out, clock=clock) as progress:
+            out.error = error if fails_from <= 1 else None
+            run(progress, clock, 1, 25)
+            progress.print("epoch 1")
+            out.error = error
+        shown = out.getvalue()
+        assert ("step 21/100" in shown) == (fails_from == 2)
 
 
 def test_a_resumed_run_has_its_own_rate():

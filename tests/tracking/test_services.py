@@ -1,5 +1,6 @@
 """Numbers reach MLflow and W&B, whatever these do to the training: nothing; and attempts continue one curve."""
 
+import gc
 import json
 import math
 import os
@@ -354,6 +355,31 @@ def test_a_wandb_that_hangs_keeps_its_lines_offline(tmp_path, monkeypatch, caplo
     noted = json.loads((tmp_path / "trackers.json").read_text())["ids"]["W&B"]
     assert (ids, [row["loss"] for row in rows]) == ({noted}, [0.5])
     assert f"the lines of this attempt stay in {tmp_path / 'wandb'}: upload them with `wandb sync`" in caplog.text
+    assert "dropped" not in caplog.text
+
+
+def kill_wandb():
+    """End the process of W&B that this one has started, as the kernel does when memory runs out."""
+    started = [one for one in gc.get_objects() if isinstance(one, subprocess.Popen) and "wandb-core" in str(one.args)]
+    (running,) = [one for one in started if one.poll() is None]
+    running.kill()
+    running.wait()
+
+
+@pytest.mark.parametrize("before", [3, 600])
+def test_a_wandb_whose_process_dies_loses_no_line(tmp_path, caplog, before):
+    """Its file may hold none of the lines, or the first ones: the second part begins with what is missing."""
+    sent = tmp_path / "wandb" / "sent.json"
+    with Tracker(tmp_path, world=World.single(), sinks=["wandb"]) as tracker:
+        for number in range(before):
+            tracker.log(number, {"loss": number})
+        assert until(lambda: sent.exists() and json.loads(sent.read_text())["step"] == before - 1)
+        kill_wandb()
+        tracker.log(before, {"loss": before})
+    ids, rows = wandb_rows(tmp_path / "wandb")
+    assert [(row["_step"], row["loss"]) for row in rows] == [(number, number) for number in range(before + 1)]
+    assert len(ids) == 1
+    assert "wandb-core) has died" in caplog.text
     assert "dropped" not in caplog.text
 
 

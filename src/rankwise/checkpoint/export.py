@@ -7,6 +7,7 @@ import importlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -42,18 +43,20 @@ def find_one(path: str) -> CheckpointInfo:
 
 
 def check_all(path: str) -> dict[str, str | None]:
-    """Read all checkpoints at a path and verify their checksums; return the error of each, None if it is complete.
+    """Read all checkpoints at a path and verify their checksums; return what is wrong with each, None if it is intact.
 
     Raises:
         CheckpointError: there is none.
     """
     checked: dict[str, str | None] = {}
-    for folder in _found(path):
+    for folder in _found(path, unreadable=True):
         try:
             verify(folder)
             checked[str(folder)] = None
-        except (CheckpointError, OSError) as error:
-            checked[str(folder)] = str(error)
+        except CheckpointError as error:
+            checked[str(folder)] = f"DAMAGED: {error}"
+        except OSError as error:
+            checked[str(folder)] = f"CANNOT BE READ NOW: {error}"
     return checked
 
 
@@ -64,11 +67,12 @@ def describe(path: str) -> list[dict[str, Any]]:
         CheckpointError: there is none.
     """
     facts: list[dict[str, Any]] = []
-    for folder in _found(path):
+    for folder in _found(path, unreadable=True):
         try:
             info = read_manifest(folder)
-        except CheckpointError as error:
-            facts.append({"path": str(folder), "damaged": str(error)})
+        except (CheckpointError, OSError) as error:
+            state = "damaged" if isinstance(error, CheckpointError) else "unreadable"
+            facts.append({"path": str(folder), state: str(error)})
             continue
         parts = {
             name: {
@@ -86,8 +90,9 @@ def describe(path: str) -> list[dict[str, Any]]:
 
 def text_of(facts: Mapping[str, Any]) -> str:
     """Return one checkpoint of `describe` as readable text."""
-    if "damaged" in facts:
-        return f"{facts['path']}\n  damaged: {facts['damaged']}"
+    for state in ("damaged", "unreadable"):
+        if state in facts:
+            return f"{facts['path']}\n  {state}: {facts[state]}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["time"]))
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     ranks = "1 rank" if facts["world_size"] == 1 else f"{facts['world_size']} ranks"
@@ -157,16 +162,17 @@ def export_part(info: CheckpointInfo, out: Path, *, part: str = "model", to: For
     return num_bytes
 
 
-def _found(path: str) -> list[Any]:
-    """Return the folders of the checkpoints at a path, best first.
+def _found(path: str, *, unreadable: bool = False) -> list[Any]:
+    """Return the folders of the checkpoints at a path, best first; for `unreadable` see `folders`.
 
     Raises:
         CheckpointError: there is none.
     """
+    list_folders = partial(folders, unreadable=unreadable)
     root: Any = Bucket(path, {}).root if is_url(path) else Path(path)
     is_one = "manifest.json" in root.names() if is_url(path) else (root / "manifest.json").exists()
     is_folder = is_url(path) or root.is_dir()
-    found = [root] if is_one else (folders(root) or folders(root / "checkpoints")) if is_folder else []
+    found = [root] if is_one else (list_folders(root) or list_folders(root / "checkpoints")) if is_folder else []
     if not found:
         why = "neither a manifest.json nor a step-* folder" if is_folder else "it is no folder"
         raise CheckpointError(f"there is no checkpoint in {path}: {why}")

@@ -45,13 +45,13 @@ def show_command(
 def verify_command(path: _Place) -> None:
     """Read checkpoints completely and compare their checksums.
 
-    Exit codes: 0 all are intact, 1 one is damaged, 2 wrong usage.
+    Exit codes: 0 all are intact, 1 one is damaged or cannot be read, 2 wrong usage.
     """
     from rankwise.checkpoint.export import check_all
 
     checked = check_all(path)
     for folder, reason in checked.items():
-        print(f"{folder}: {'intact' if reason is None else f'DAMAGED: {reason}'}")
+        print(f"{folder}: {reason or 'intact'}")
     if any(checked.values()):
         raise typer.Exit(1)
 

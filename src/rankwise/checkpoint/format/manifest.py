@@ -195,16 +195,20 @@ def _open_at(folder: int, name: str, flags: int) -> int:
         raise
 
 
-def folders(root: Path) -> list[Path]:
+def folders(root: Path, *, unreadable: bool = False) -> list[Path]:
     """Return the folders that may have a published checkpoint, best first: latest attempt, then highest step.
 
     If a later attempt went back to an earlier step, the steps beyond it are not the newest. A folder that was set aside
     for its replacement counts as long as the replacement is missing.
 
+    Args:
+        root: the folder of checkpoints.
+        unreadable: whether a checkpoint that cannot be read now is listed, too, before all others.
+
     Raises:
         OSError: the folder, or a file that determines the order, cannot be read now.
     """
-    found = [(_attempt(folder), step_of(folder), folder) for folder in _candidates(root)]
+    found = [(_attempt(folder, unreadable=unreadable), step_of(folder), folder) for folder in _candidates(root)]
     return [folder for _, _, folder in sorted(found, reverse=True)]
 
 
@@ -243,7 +247,7 @@ def _read_body(folder: Path) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json.loads(content)
         digest = body.pop("sha256", None)
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"its manifest.json cannot be read ({error})") from error
     if digest != _digest(body):
         raise CheckpointError("its manifest.json is damaged (checksum)")
@@ -282,12 +286,16 @@ def _check_format(folder: Path, body: Mapping[str, Any]) -> None:
     )
 
 
-def _attempt(folder: Path) -> int:
+def _attempt(folder: Path, *, unreadable: bool) -> int:
     # a damaged one sorts last among its peers only if nothing else is known: use the number if it exists
     try:
         return int(json.loads(b"".join(_blocks(folder, "manifest.json")))["attempt"])
-    except (CheckpointError, ValueError, KeyError, TypeError):
+    except (CheckpointError, ValueError, KeyError, TypeError, RecursionError):
         return 1 << 62  # check it first, so that its damage is reported
+    except OSError:
+        if not unreadable:
+            raise
+        return 1 << 62
 
 
 def _verify_file(folder: Path, record: FileRecord) -> None:

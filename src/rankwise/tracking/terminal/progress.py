@@ -22,6 +22,8 @@ _LIVE_EVERY_S = 0.2
 class Progress:
     """Shows the progress of a run. A context manager; not a collective, no communication.
 
+    It never ends a run: once it cannot write (a full disk, a terminal that was closed), nothing more is shown.
+
     Args:
         world: decides which rank is the main rank.
         total_steps: steps of the whole run, for the bar and the time left; None if unknown.
@@ -62,9 +64,8 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._meter = Meter(self._clock())
-        if self._active and self._file.isatty():
-            self._live = LiveLine(self._file)
-            self._every_s = _LIVE_EVERY_S
+        if self._active:
+            self._write(self._open)
         return self
 
     def __exit__(
@@ -73,7 +74,7 @@ class Progress:
         if self._active and self._now["step"] is not None and not self._is_drawn():
             self._draw()
         if self._live is not None:
-            self._live.close()
+            self._write(self._live.close)
             self._live = None
 
     def update(
@@ -105,10 +106,23 @@ class Progress:
         if not self._active:
             return
         if self._live is not None:
-            self._live.print(text)
+            self._write(self._live.print, text)
         else:
-            self._file.write(text + "\n")
-            self._file.flush()
+            self._write(self._file.write, text + "\n")
+            self._write(self._file.flush)
+
+    def _open(self) -> None:
+        if self._file.isatty():
+            self._live = LiveLine(self._file)
+            self._every_s = _LIVE_EVERY_S
+
+    def _write(self, write: Callable[..., Any], *values: Any) -> None:
+        """Write, and stop at an error: on the main rank alone it would leave the others waiting in a collective."""
+        if self._active:
+            try:
+                write(*values)
+            except (OSError, ValueError):  # ValueError: the file was closed
+                self._active = False
 
     def _is_drawn(self) -> bool:
         return self._live is None and self._drawn_step == self._now["step"]
@@ -121,7 +135,7 @@ class Progress:
             return
         (_, head), *tail = self._fields()
         share = min(1.0, self._now["step"] / self._total_steps) if self._total_steps else None
-        self._live.draw(head, tail, share)
+        self._write(self._live.draw, head, tail, share)
 
     def _fields(self) -> list[tuple[int, str]]:
         """Return (rank, text) in display order; on a narrow terminal, high ranks are dropped first."""

@@ -106,14 +106,17 @@ def test_a_foreground_crop_holds_its_label(tmp_path, width, shape):
 
 
 @pytest.mark.parametrize("size", [60, 64])
-def test_aligned_foreground_crops_hold_their_label(tmp_path, size):
-    """With crops of a chunk every label is reached; with shorter ones those between them are left out, said."""
+def test_aligned_foreground_crops_hold_their_label(tmp_path, size, monkeypatch):
+    """With crops of a chunk every label is reached; with shorter ones some are left out; the main rank says so."""
     corners = [(15, 15), (16, 16), (31, 0), (size - 1, size - 1)]
     assert crops_with_labels(tmp_path, corners, size=size, shape=(16, 16), align="chunk").all()
     said = r"2 of 4 labelled places lie in no crop: crops of \[8, 8\] begin \[16, 16\] apart"
     with pytest.warns(UserWarning, match=said):
         held = crops_with_labels(tmp_path, corners, size=size, shape=(8, 8), align="chunk")
     assert held.all()
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert crops_with_labels(tmp_path, corners, size=size, shape=(8, 8), align="chunk").all()  # a warning is an error
 
 
 def test_missing_labels_name_the_level_that_was_looked_at(strided):

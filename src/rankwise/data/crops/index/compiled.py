@@ -18,6 +18,7 @@ from rankwise.data.crops.index.layout import FieldLayout, Frame, make_frame, mak
 from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_block, image_bounds, image_weights
 from rankwise.data.crops.index.rules import Rules
 from rankwise.errors import ConfigError
+from rankwise.world import World
 
 _TILES_AT_ONCE = 1 << 16
 
@@ -108,11 +109,7 @@ def _both(cells: CellGrid, mask: CellGrid) -> CellGrid:
 
 
 def _tiles(
-    frame: Frame,
-    rules: Rules,
-    lattice: Lattice,
-    layouts: Mapping[str, FieldLayout],
-    mask: list[CellGrid] | None,
+    frame: Frame, rules: Rules, lattice: Lattice, layouts: Mapping[str, FieldLayout], mask: list[CellGrid] | None
 ) -> tuple[Tiles, list[object]]:
     block = choose_block(
         extent=frame.extent,
@@ -167,7 +164,7 @@ def _draws(
     if foreground is not None:
         reached = [_reached(cells, lattice, frame, image) for image, cells in enumerate(foreground)]
         labelled, every = CellTable.of(reached), sum(int(cells.chosen.sum()) for cells in foreground)
-        if labelled.before[-1] < every:
+        if labelled.before[-1] < every and World.current().is_main:
             warnings.warn(
                 f"{every - labelled.before[-1]} of {every} labelled places lie in no crop: crops of "
                 f"{frame.extent.tolist()} begin {lattice.step[0].tolist()} apart. For all use a larger shape, or no "
