@@ -27,7 +27,9 @@ def made(folder, *args, steps=8):
     ("words", "part", "setting"),
     [
         (("slow_data=300", "idle=1", "find_unused=1"), "data", "find_unused"),
-        (("slow_forward=300", "idle=1", "static_graph=1"), "forward", "static_graph"),
+        pytest.param(
+            ("slow_forward=300", "idle=1", "static_graph=1"), "forward", "static_graph", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_rank_that_is_waited_for_is_named(words, part, setting, tmp_path):
@@ -112,11 +114,12 @@ def test_a_sweep_runs_the_script_with_each_value(tmp_path, monkeypatch):
         return seen[-1][1]
 
     monkeypatch.setattr(runs, "run_recorded", note)
-    script = Script(path=JOB, num_threads=1)
+    script = Script(path=JOB, args=("static_graph=1",), num_threads=1)
     found = sweep_setting(
         script, "bucket_mb", [3.0, 1.0], num_ranks=2, steps=5, skip=2, repeats=1, folder=tmp_path / "runs"
     )
     assert {facts[rank]["settings"]["bucket_mb"] for _, facts in seen for rank in (0, 1)} == {3.0, 1.0}
+    assert all(rank["settings"]["static_graph"] for _, facts in seen for rank in facts)
     assert all(len(rank["walls_ns"]) == 5 and min(rank["walls_ns"]) > 0 for _, facts in seen for rank in facts)
     assert all(rank["samples"] == [8] * 5 for _, facts in seen for rank in facts)
     assert [row["value"] for row in found["values"]] == [3.0, 1.0]
