@@ -166,7 +166,7 @@ IN_STEP = """
 def test_a_rank_asleep_in_its_step_is_named(launcher):
     """DDP waits in C++ inside `backward`, without a frame of a collective: the rank that is elsewhere is named."""
     script = launcher.script(IN_STEP.format(deed="computes_for_ever()"))
-    done = launcher.run("--nproc", 3, "--hang-timeout", 8, "--shutdown-timeout", 1, script)
+    done = launcher.run("--nproc", 3, "--hang-timeout", 15, "--shutdown-timeout", 1, script)
     assert "rank 1 of 3 on " in done.stderr
     assert "in computes_for_ever): no rank has made progress" in done.stderr
     assert "rank 1 has not joined all_reduce #" in done.stderr

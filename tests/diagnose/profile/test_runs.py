@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.cli import main
 from rankwise.diagnose.profile import Script, profile_script, profile_traces, runs, sweep_setting
 from rankwise.diagnose.profile.recorder import OWN_LOADERS, Task
 from rankwise.diagnose.profile.runs import run_recorded
@@ -60,7 +61,7 @@ def test_the_rank_that_is_waited_for_is_named(words, part, setting, tmp_path):
         assert found.change.startswith("use static_graph=True")
 
 
-def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp_path):
+def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp_path, capsys):
     """Eight megabytes for a few sums: transfer, not waiting, is the largest part; the folder is read again as it is.
 
     Accumulation and no search for unused parameters are advised; with both less is sent for a sample, and sooner.
@@ -80,12 +81,8 @@ def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp
     assert "found none in its last report" in told["find_unused"]["text"]
     assert told["find_unused"]["change"].startswith("leave it out")
     (tmp_path / "profile.json").unlink()
-    again = subprocess.run(
-        [sys.executable, "-m", "rankwise", "profile", "--json", str(tmp_path / "traces")],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["share"] == facts["share"]
+    main(["profile", "--json", str(tmp_path / "traces")])
+    assert json.loads(capsys.readouterr().out)["share"] == facts["share"]
     assert (tmp_path / "profile.json").exists()
     before, after = profile_traces(tmp_path / "traces"), made(tmp_path / "after", "heavy=1", "accumulate=16", steps=4)
     assert after.share()["transfer"] < before.share()["transfer"]
