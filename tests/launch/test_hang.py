@@ -23,24 +23,6 @@ def meet(size):  # all ranks are there, and nobody was silent meanwhile: a hang 
         vitals.beat()
         time.sleep(0.05)
 """
-WAIT = """
-    import os, sys, time
-    import torch, torch.distributed as dist
-    from rankwise import vitals
-    from meeting import meet
-    meet(2)
-    dist.init_process_group("gloo")
-    rank = int(os.environ["RANK"])
-    def computes_for_ever():
-        time.sleep(1000)
-    for step in range(3):
-        vitals.beat(epoch=0, step=step, phase="train")
-        if rank == 1 and step == {behind}:
-            computes_for_ever()
-        dist.all_reduce(torch.ones(1))
-    {extra}
-"""
-
 
 @pytest.fixture
 def launcher(launcher):
@@ -116,10 +98,24 @@ def test_a_stopped_rank_is_named(launcher):
 
 def test_a_quiet_rank_is_blamed_for_the_timeouts_of_others(launcher):
     """Ranks that die of waiting are collateral; the one that still lives is the cause, with its stack."""
-    text = WAIT.format(behind=1, extra="").replace(
-        '"gloo"', '"gloo", timeout=__import__("datetime").timedelta(seconds=15)'
-    )
-    done = launcher.run("--nproc", 2, "--shutdown-timeout", 1, launcher.script(text))
+    script = launcher.script("""
+        import datetime, os, time
+        import torch, torch.distributed as dist
+        from rankwise import vitals
+        from meeting import meet
+        meet(2)
+        dist.init_process_group("gloo")
+        def computes_for_ever():
+            time.sleep(1000)
+        for step in range(3):
+            vitals.beat(epoch=0, step=step, phase="train")
+            if step == 1:  # they have met, however long that took
+                dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=5), dist.group.WORLD)
+                if os.environ["RANK"] == "1":
+                    computes_for_ever()
+            dist.all_reduce(torch.ones(1))
+    """)
+    done = launcher.run("--nproc", 2, "--shutdown-timeout", 1, script)
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "gave up waiting for it" in done.stderr

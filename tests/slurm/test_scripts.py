@@ -70,7 +70,7 @@ def test_a_preempted_job_saves_is_requeued_and_ends_in_the_same_bits(cluster, un
     first, second = cluster.restored_steps()
     assert first == 0
     assert 1 <= second < 80
-    assert (cluster.weights() == undisturbed[2]).all()
+    assert (cluster.weights() == undisturbed).all()
 
 
 def test_a_batch_script_of_ones_own_is_warned_saves_and_is_requeued(cluster, undisturbed):
@@ -95,7 +95,7 @@ def test_a_batch_script_of_ones_own_is_warned_saves_and_is_requeued(cluster, und
     assert "steps 80" in log, (found, log)
     assert f"Slurm job {job}: 2 rank(s), 1 on each of 2 node(s) node[1-2], requeued 1 time(s)" in log
     assert 1 <= cluster.restored_steps()[1] < 80
-    assert (cluster.weights() == undisturbed[2]).all()
+    assert (cluster.weights() == undisturbed).all()
 
 
 def test_a_batch_shell_that_would_die_of_the_warning_is_named(cluster):
@@ -118,7 +118,7 @@ def test_a_batch_shell_that_would_die_of_the_warning_is_named(cluster):
 
 
 def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, undisturbed):
-    """Two tasks on one node, one on another, no launcher of ours: as one process, within rounding."""
+    """Two tasks on one node, one on another, no launcher of ours: as two ranks of a launcher, within rounding."""
     cluster.write_training()
     job = cluster.sbatch(
         *("-N2", "-n3", "--mem=500M"),
@@ -133,7 +133,7 @@ def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, und
     places = [f"rank {rank} of 3 on node{1 + rank // 2}" for rank in range(3)]
     assert lines(log, "of 3 on node") == places, log
     assert "steps 80" in log
-    np.testing.assert_allclose(cluster.weights(), undisturbed[1], rtol=1e-12)
+    np.testing.assert_allclose(cluster.weights(), undisturbed, rtol=1e-12)
 
 
 def test_what_an_allocation_leaves_in_a_shell_does_no_harm(cluster):

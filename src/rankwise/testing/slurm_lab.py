@@ -19,6 +19,7 @@ _TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 _PATIENCE_S = 60.0
 _NODE_LOST_S = 20
+_POLL_S = 0.2  # each time processes of Slurm start
 
 _CONF = """
 ClusterName={name}
@@ -125,7 +126,7 @@ class SlurmLab:
         while (found := self.state(job_id))["JobState"] not in states:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"job {job_id} is {found['JobState']} ({found['Reason']}), waited for {states}")
-            time.sleep(0.05)
+            time.sleep(_POLL_S)
         return found
 
     def start_requeued(self, job_id: str) -> None:
@@ -171,7 +172,7 @@ class SlurmLab:
             if time.monotonic() > deadline:
                 logs = "\n".join(path.read_text()[-2000:] for path in (self.folder / "log").iterdir())
                 raise TimeoutError(f"the nodes did not come up: {done.stdout} {done.stderr}\n{logs}")
-            time.sleep(0.05)
+            time.sleep(_POLL_S)
 
     def suspend(self, node: str, *, resume: bool = False) -> None:
         """Stop the slurmd of a node, so that it does not answer, or continue it; its jobs keep running."""

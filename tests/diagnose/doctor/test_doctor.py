@@ -328,7 +328,8 @@ def under_srun(tmp_path, env):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("start", "code"), [(under_torchrun, 1), (under_srun, 0)])
+# of srun, tests/slurm/test_doctor.py has a real one
+@pytest.mark.parametrize(("start", "code"), [(under_torchrun, 1), pytest.param(under_srun, 0, marks=pytest.mark.slow)])
 def test_under_a_launcher_all_ranks_are_compared(tmp_path, start, code):
     """One report for the job, from the main rank, with what differs; the exit code is the report's."""
     ours = ("RANKWISE_", "SLURM_", "NCCL_", "MASTER_")

@@ -26,17 +26,21 @@ def mpirun(folder, *words):
 
 
 def test_ranks_of_mpirun_are_compared(tmp_path):
-    """Two ranks that are alike pass, with one report; a variable that one of them has fails the job."""
+    """Two ranks have one report, and pass in all but a variable that one of them has: it fails the job."""
     assert MPIRUN, "CI installs openmpi-bin before the tests"
-    done, checks = mpirun(tmp_path, "-n", "2", *DOCTOR)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done, checks = mpirun(tmp_path, "-n", "1", *DOCTOR, ":", "-n", "1", "-x", "NCCL_ALGO=Ring", *DOCTOR)
+    assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count('"all ranks meet"') == 1
     assert checks["all ranks meet"]["evidence"] == "2 ranks"
-    for name in ("rendezvous", "same versions", "same variables", "one working directory", "collectives"):
+    for name in ("rendezvous", "same versions", "one working directory", "collectives"):
         assert checks[name]["status"] == "pass", checks[name]
-
-    only = [*DOCTOR, "--only", "ranks"]
-    done, checks = mpirun(tmp_path, "-n", "1", *only, ":", "-n", "1", "-x", "NCCL_ALGO=Ring", *only)
-    assert done.returncode == 1, done.stdout + done.stderr
     assert checks["same variables"]["status"] == "fail"
     assert "NCCL_ALGO: not set on rank 0, Ring on rank 1" in checks["same variables"]["evidence"]
+
+
+@pytest.mark.slow
+def test_ranks_of_mpirun_that_are_alike_pass(tmp_path):
+    """As those of other launchers."""
+    done, checks = mpirun(tmp_path, "-n", "2", *DOCTOR)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert checks["same variables"]["status"] == "pass"

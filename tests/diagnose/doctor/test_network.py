@@ -67,17 +67,17 @@ def of(checks, name):
 
 
 def test_hosts_that_reach_each_other(lab, tmp_path):
-    """Three hosts, with the variables of our launcher: one report, every way open, clocks compared, the group works."""
-    words = [sys.executable, "-m", "rankwise", "run", "--nnodes", "3", "--rdzv", "anna:29700", "--nproc", "1", "-m"]
+    """Two hosts, with the variables of our launcher: one report, every way open, clocks compared, the group works."""
+    words = [sys.executable, "-m", "rankwise", "run", "--nnodes", "2", "--rdzv", "anna:29700", "--nproc", "1", "-m"]
     env = {**os.environ, "RANKWISE_TOKEN": "a token that the tests have made", "OMP_NUM_THREADS": "1"}
     started = [
         lab.start(host, *words, "rankwise", "doctor", env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-        for host in NAMES
+        for host in NAMES[:2]
     ]
     main, *others = [process.communicate(timeout=SECONDS)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], main
+    assert [process.returncode for process in started] == [0, 0], main
     assert not [text for text in others if "every pair of hosts" in text]
-    assert "6 connections between 3 hosts work" in main
+    assert "2 connections between 2 hosts work" in main
     for name in ("every pair of hosts", "clocks", "same versions", "collectives"):
         assert re.search(rf"\bpass +{name}", main), main
     assert not re.search(r"^\W*fail ", main, re.MULTILINE), main
@@ -102,7 +102,7 @@ def test_a_wrong_name_a_blocked_port_and_nobody(lab, tmp_path):
     """A rank that cannot come says so itself, each with its cause; rank 0 names those who are missing."""
     ip(lab, "anna", "rule", "add", "from", lab.address("anna"), "ipproto", "tcp", "sport", str(PORT), "blackhole")
     try:
-        main, blocked, lost = examine(lab, tmp_path, 20, addresses={"cleo": "anne"})
+        main, blocked, lost = examine(lab, tmp_path, 6, addresses={"cleo": "anne"})
     finally:
         ip(lab, "anna", "rule", "del", "ipproto", "tcp", "sport", str(PORT))
     assert "missing: rank 1, 2" in of(main, "all ranks meet").evidence

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.cli import main
 from rankwise.diagnose.profile import Script, profile_script, profile_traces, runs, sweep_setting
 from rankwise.diagnose.profile.recorder import OWN_LOADERS, Task
 from rankwise.diagnose.profile.runs import run_recorded
@@ -27,7 +28,9 @@ def made(folder, *args, steps=8):
     ("words", "part", "setting"),
     [
         (("slow_data=300", "idle=1", "find_unused=1"), "data", "find_unused"),
-        (("slow_forward=300", "idle=1", "static_graph=1"), "forward", "static_graph"),
+        pytest.param(
+            ("slow_forward=300", "idle=1", "static_graph=1"), "forward", "static_graph", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_rank_that_is_waited_for_is_named(words, part, setting, tmp_path):
@@ -58,7 +61,7 @@ def test_the_rank_that_is_waited_for_is_named(words, part, setting, tmp_path):
         assert found.change.startswith("use static_graph=True")
 
 
-def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp_path):
+def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp_path, capsys):
     """Eight megabytes for a few sums: transfer, not waiting, is the largest part; the folder is read again as it is.
 
     Accumulation and no search for unused parameters are advised; with both less is sent for a sample, and sooner.
@@ -78,12 +81,8 @@ def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp
     assert "found none in its last report" in told["find_unused"]["text"]
     assert told["find_unused"]["change"].startswith("leave it out")
     (tmp_path / "profile.json").unlink()
-    again = subprocess.run(
-        [sys.executable, "-m", "rankwise", "profile", "--json", str(tmp_path / "traces")],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["share"] == facts["share"]
+    main(["profile", "--json", str(tmp_path / "traces")])
+    assert json.loads(capsys.readouterr().out)["share"] == facts["share"]
     assert (tmp_path / "profile.json").exists()
     before, after = profile_traces(tmp_path / "traces"), made(tmp_path / "after", "heavy=1", "accumulate=16", steps=4)
     assert after.share()["transfer"] < before.share()["transfer"]
@@ -112,11 +111,12 @@ def test_a_sweep_runs_the_script_with_each_value(tmp_path, monkeypatch):
         return seen[-1][1]
 
     monkeypatch.setattr(runs, "run_recorded", note)
-    script = Script(path=JOB, num_threads=1)
+    script = Script(path=JOB, args=("static_graph=1",), num_threads=1)
     found = sweep_setting(
         script, "bucket_mb", [3.0, 1.0], num_ranks=2, steps=5, skip=2, repeats=1, folder=tmp_path / "runs"
     )
     assert {facts[rank]["settings"]["bucket_mb"] for _, facts in seen for rank in (0, 1)} == {3.0, 1.0}
+    assert all(rank["settings"]["static_graph"] for _, facts in seen for rank in facts)
     assert all(len(rank["walls_ns"]) == 5 and min(rank["walls_ns"]) > 0 for _, facts in seen for rank in facts)
     assert all(rank["samples"] == [8] * 5 for _, facts in seen for rank in facts)
     assert [row["value"] for row in found["values"]] == [3.0, 1.0]
