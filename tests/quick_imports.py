@@ -78,16 +78,18 @@ def disable_for_others_when_loaded(module):
     module.disable = disable_function
 
 
-class OfCompiler(type):
-    """What stands for `torch._dynamo.OptimizedModule`: nothing is one before the compiler is loaded."""
+class OfUnloaded(type):
+    """What stands for a class of a module that is not loaded: nothing is one before."""
 
     def __instancecheck__(cls, instance):
-        return "torch._dynamo" in sys.modules and isinstance(instance, sys.modules["torch._dynamo"].OptimizedModule)
+        module = sys.modules.get(cls.__module__)
+        return module is not None and isinstance(instance, getattr(module, cls.__name__))
 
 
-def ask_compiler_when_loaded(module):
-    """Before Lightning's modules run that import a class of the compiler, to ask if something is of it."""
-    find_here(module, "torch._dynamo", Unloaded(OptimizedModule=OfCompiler("OptimizedModule", (), {})))
+def ask_when_loaded(name, attribute):
+    """Before a module of Lightning's or Accelerate's runs that imports a class only to ask if something is of it."""
+    stand_in = OfUnloaded(attribute, (), {"__module__": name})
+    return lambda module: find_here(module, name, Unloaded(name, **{attribute: stand_in}))
 
 
 def spare_signals(module):
@@ -276,8 +278,11 @@ AFTER = {
     **dict.fromkeys(("anndata._core.sparse_dataset", "anndata._io.specs.methods"), ask_version_once),
 }
 BEFORE = {
-    "lightning.fabric.wrappers": ask_compiler_when_loaded,
-    "lightning.pytorch.utilities.compile": ask_compiler_when_loaded,
+    "accelerate.utils.other": ask_when_loaded("torch.distributed.tensor", "DTensor"),  # which imports sympy
+    **dict.fromkeys(
+        ("lightning.fabric.wrappers", "lightning.pytorch.utilities.compile"),
+        ask_when_loaded("torch._dynamo", "OptimizedModule"),
+    ),
     "torchmetrics": spare_signals,
     "torchmetrics.audio": spare_signals,
     "torchmetrics.functional.audio": spare_signals,

@@ -5,12 +5,14 @@ import os
 import sys
 from pathlib import Path
 
+import torch  # once, before the ranks are forked
+
+# isort: split
 from accelerate_loop import train_accelerate
 from kinds import KINDS
 from lightning_loop import train_lightning
 from plain_loop import train_plain
 from sampled_loop import train_sampled
-from torch import distributed
 
 STEPS = 4  # after which a checkpoint is saved
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -51,7 +53,7 @@ def sampled(kind, places, num_ranks, checkpoint):
 
 def stand_alone():
     """Leave the process group, and forget what a launcher has told."""
-    distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()
     for name in [*os.environ]:
         if name in LAUNCHER or name.startswith("TORCHELASTIC"):
             del os.environ[name]

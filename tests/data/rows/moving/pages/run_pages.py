@@ -31,10 +31,9 @@ for slow in ("dask.array", "h5py", "torch", "torch.distributed", "xarray", "zarr
     importlib.import_module(slow)
 choose_decoder()  # imports numba
 
-# torchrun of the notebook: on a port that is free, with what `no_gpu` does, and all that it says in a file
+# torchrun of the notebook, with all that it says in a file
 TORCHRUN = f"""#!/bin/sh
-for script; do :; done
-{sys.executable} -m torch.distributed.run --standalone "$1" {no_gpu.__file__} "$script" > torchrun.log 2>&1
+{sys.executable} {Path(__file__).with_name("torchrun.py")} "$@" > torchrun.log 2>&1
 cat torchrun.log
 """
 

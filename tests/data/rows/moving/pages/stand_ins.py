@@ -39,9 +39,11 @@ NOT_RUN = {
 }
 
 TENSORS = "written for annbatch 0.2, whose batches were torch's by default; since 0.3 `to` says so, there as here"
+FORKS = "all are forked at once, for two files here"
 DOTS = "three dots stand for arguments that are left to the reader"
 CHANGED = {  # page: what is written there, what is executed, why
     "docs/detailed-walkthrough.md": ("RandomSampler(..., rng=rng)", "RandomSampler(32, 8, 64, rng=rng)", DOTS),
+    "docs/preshuffling.md": ("max_workers=64", "max_workers=2", FORKS),
     "docs/tutorials/distributed.ipynb": ("preload_to_gpu=False).use", 'preload_to_gpu=False, to="torch").use', TENSORS),
     "docs/tutorials/genetics.ipynb": ("preload_to_gpu=False)", 'preload_to_gpu=False, to="torch")', TENSORS),
     "docs/tutorials/images.ipynb": ("preload_to_gpu=False)", 'preload_to_gpu=False, to="torch")', TENSORS),
