@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.reader import merge_ranges
+from rankwise.data.store.execution.context import merge_ranges
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no hints")
 

@@ -92,7 +92,7 @@ def bind_device(
         MissingExtraError: a device was asked for and torch is not installed.
     """
     environ = os.environ if environ is None else environ
-    place = _without_torch(environ)
+    place = DevicePlace.launched(environ)
     if find_spec("torch") is None:
         if wanted not in (None, "numpy"):
             raise MissingExtraError(
@@ -127,15 +127,6 @@ def place_in_world(wanted: str | torch.device | None, world: World | None) -> De
     place = find_place(world, bind_device(wanted).device if chosen else wanted)
     num_devices = _ask_torch().count if place.device is not None and place.device.type == "cuda" else 0
     return DevicePlace(**asdict(place), sharers=-(-place.local_world_size // num_devices) if num_devices else 1)
-
-
-def _without_torch(environ: Mapping[str, str]) -> DevicePlace:
-    from rankwise._process.place import Place, announced_place, num_local_ranks
-
-    place = announced_place(environ) or Place()
-    return DevicePlace(
-        device=None, rank=place.rank, world_size=place.world_size, local_world_size=num_local_ranks(environ)
-    )
 
 
 def _ask_torch() -> CudaFacts:

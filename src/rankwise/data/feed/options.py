@@ -7,10 +7,10 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from rankwise._process.place import Place, announced_place, num_local_ranks
 from rankwise.data.contract import Order, Source
@@ -165,6 +165,12 @@ class RankPlace:
     local_world_size: int = 1
     device: Any  # str | torch.device | jax.sharding.Sharding | None
 
+    @classmethod
+    def launched(cls, environ: Mapping[str, str], device: Any = None) -> Self:
+        """Return the place that the launcher's variables give; without them that of a process alone."""
+        said, local = announced_place(environ) or Place(), num_local_ranks(environ)
+        return cls(rank=said.rank, world_size=said.world_size, local_world_size=local, device=device)
+
 
 def find_place(world: World | None, device: str | torch.device | jax.sharding.Sharding | None) -> RankPlace:
     """Return the place of a loader.
@@ -187,9 +193,7 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
                     f"device={device!r} needs torch, which is not installed: pip install 'rankwise[train]', "
                     "or pass device=None for NumPy arrays and SciPy matrices, 'jax' for JAX"
                 )
-            said = announced_place(os.environ) or Place()
-            sizes = {"world_size": said.world_size, "local_world_size": num_local_ranks(os.environ)}
-            return RankPlace(rank=said.rank, device=device, **sizes)
+            return RankPlace.launched(os.environ, device)
         world = current_world()
     own = None if getattr(world, "backend", "") == "jax" else world.device
     chosen = own if isinstance(device, str) and device == "auto" else device

@@ -8,10 +8,11 @@ from rankwise._lazy import door
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.decode.tasks import Spread
+from rankwise.data.store.execution.context import Keep
 from rankwise.data.store.meta.tree import StoredNodes, list_arrays, read_meta
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec
 from rankwise.data.store.plan.planner import BoxPlan, describe_missing
-from rankwise.data.store.reader import BoxReader, Keep
+from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import understands_url
 from rankwise.data.store.stats import ReaderStats
 from rankwise.data.store.zarr_python import load_zarr, require_codecs

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.kernel import KernelDecoder
 from rankwise.data.store.decode.tasks import ChunkTasks, DenseRows, Spread, address_of
+from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import REPLACED, ChunkFailure
 from rankwise.data.store.execution.threads import cut_slabs
 from rankwise.data.store.files.facts import FileFacts, is_temporary, retry_failed
@@ -23,9 +24,6 @@ from rankwise.data.store.plan.planner import BoxPlan
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
-
-if TYPE_CHECKING:
-    from rankwise.data.store.reader import BoxReader
 
 _NO_FILE = -1
 _READ_BYTES = 2**16  # bytes that a thread could place during a small read
@@ -57,7 +55,7 @@ class PlanPart:
         plan: BoxPlan,
         chosen: IntArray,
         out: NDArray,
-        reader: BoxReader,
+        reader: ReaderContext,
         *,
         failed: dict[int, ChunkFailure],
         is_slow: bool = False,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, converted
 from rankwise.data.store.decode.tasks import TWICE, Spread
+from rankwise.data.store.execution.context import ReaderContext
 from rankwise.data.store.execution.failures import ChunkFailure, box_errors, changed_chunks, unwritten
 from rankwise.data.store.execution.parts import PlanPart
 from rankwise.data.store.plan.planner import BoxPlan, PaddedBox
@@ -22,11 +23,8 @@ from rankwise.data.store.shard import MISSING
 from rankwise.data.store.stats import ReaderStats
 from rankwise.errors import DataError
 
-if TYPE_CHECKING:
-    from rankwise.data.store.reader import BoxReader
 
-
-def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], reader: BoxReader) -> tuple[BoxReport, ...]:
+def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], reader: ReaderContext) -> tuple[BoxReport, ...]:
     """Fill the outputs; return a report for each job."""
     started = time.perf_counter()
     reads = [_PlanRead(plan, out, reader) for plan, out in jobs]
@@ -35,7 +33,7 @@ def read_plans(jobs: Sequence[tuple[BoxPlan, NDArray]], reader: BoxReader) -> tu
 
 
 def spread_rows(
-    plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread, reader: BoxReader
+    plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread, reader: ReaderContext
 ) -> tuple[tuple[BoxReport, BoxReport], npt.NDArray[np.uint8]]:
     """Fill dense rows; return reports, and the marks on the columns of each row."""
     started = time.perf_counter()
@@ -58,7 +56,7 @@ def spread_rows(
     return (first, second), states
 
 
-def _finished(reads: Sequence[_PlanRead], started: float, reader: BoxReader) -> tuple[BoxReport, ...]:
+def _finished(reads: Sequence[_PlanRead], started: float, reader: ReaderContext) -> tuple[BoxReport, ...]:
     """Return the reports, and count."""
     reports: list[BoxReport] = []
     total = ReaderStats()
@@ -107,7 +105,7 @@ class _PlanRead:
     Padded boxes are plans of their own, each read into the region that its box is made from.
     """
 
-    def __init__(self, plan: BoxPlan, out: NDArray, reader: BoxReader, spread: Spread | None = None) -> None:
+    def __init__(self, plan: BoxPlan, out: NDArray, reader: ReaderContext, spread: Spread | None = None) -> None:
         self._plan, self._out, self._reader = plan, out, reader
         # Each chunk is in one task, which alone writes its key. All are read after the crew is done.
         self._failed: dict[int, ChunkFailure] = {}
