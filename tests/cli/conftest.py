@@ -1,5 +1,6 @@
 """The command line as tests call it."""
 
+import signal
 import sys
 
 import pytest
@@ -20,4 +21,6 @@ def command(capsys, monkeypatch):
             code = done.code or 0
         return (code, *capsys.readouterr())
 
-    return call
+    held = signal.getsignal(signal.SIGINT)
+    yield call
+    signal.signal(signal.SIGINT, held)

@@ -152,3 +152,71 @@ def test_the_known_messages_as_json():
     """`explain --list --json` is JSON, with every message that the list names."""
     listed, told = (rankwise_command("explain", "--list", *more).stdout for more in ((), ("--json",)))
     assert [each["slug"] for each in json.loads(told)["messages"]] == [line.split()[0] for line in listed.splitlines()]
+
+
+def test_help_without_docstrings():
+    """`python -OO` drops docstrings; the descriptions stay."""
+    for words, description in (
+        (["rows"], "Write shuffled rows to a new"),
+        (["doctor"], "Check variables, host, devices"),
+    ):
+        command = [sys.executable, "-OO", "-m", "rankwise", *words, "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert description in done.stdout
+
+
+INTERRUPTED = """
+import sys
+from rankwise.cli import main
+from rankwise.diagnose import environment
+
+def collected():  # Python remembers an interrupt inside an `exec`, as by dataclasses, beyond `except`
+    exec("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
+
+environment.collect_environment = collected
+sys.argv = ["rankwise", "env"]
+main()
+"""
+
+
+def test_an_interrupt_ends_with_130():
+    """Ctrl-C is an exit code, wherever it meets the program."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "checkpoint show none",
+        "data audit none --crop 2",
+        "data bench none --crop 2",
+        "doctor --only nothing",
+        "explain none.log",
+        "profile none.py",
+        "rows info none",
+        "scaling none.py",
+        "verify none.py",
+        "watch none",
+    ],
+)
+def test_errors_and_json(command, words):
+    """With --json, stdout holds JSON or nothing: the reason is on stderr, as without, and the exit code is 2."""
+    name, *others = words.split()
+    first = [name, others.pop(0)] if name in {"checkpoint", "data", "rows"} else [name]
+    code, out, said = command(*first, "--json", *others)
+    assert (code, out) == (2, "")
+    assert said.startswith("rankwise: ")
+    assert command(*first, *others)[2] == said
+
+
+@pytest.mark.parametrize("name", ["profile", "scaling"])
+def test_a_run_directory_that_is_a_file(command, name, tmp_path):
+    """It is named as such, with the option that chooses another."""
+    file, script = tmp_path / "file", tmp_path / "script.py"
+    file.touch()
+    script.touch()
+    for place in (file, file / "below"):
+        said = f"rankwise: the run directory must be a folder, but {place} is, or lies below, a file: choose another"
+        assert command(name, "--run-dir", place, script) == (2, "", f"{said} with --run-dir\n")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -18,7 +21,10 @@ from rankwise.cli.run import run_command
 from rankwise.cli.scripts import ScriptCommand, profile_command, scaling_command, verify_command
 from rankwise.cli.slurm import cancel_command, jobs_command, logs_command
 
-_EPILOG = "Help for one command: rankwise COMMAND --help"
+_EPILOG = (
+    "Help for one command: rankwise COMMAND --help. With --json, stdout holds JSON or, after an error, nothing; errors "
+    "are on stderr, with exit code 2."
+)
 
 app = typer.Typer(
     name="rankwise",
@@ -102,3 +108,10 @@ app.command("cancel")(cancel_command)
 app.add_typer(data_commands, name="data")
 app.add_typer(rows_commands, name="rows")
 app.add_typer(checkpoint_commands, name="checkpoint")
+
+if sys.flags.optimize > 1:  # `python -OO` drops docstrings, which are the descriptions
+    for table in (app, data_commands, rows_commands, checkpoint_commands):
+        for command in table.registered_commands:
+            assert command.callback is not None
+            (function,) = ast.parse(inspect.getsource(command.callback)).body
+            command.help = ast.get_docstring(function)  # type: ignore[arg-type]  # a function

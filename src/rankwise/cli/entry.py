@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
+from typing import Any
 
 from rankwise.cli.output import plain_warnings
 from rankwise.errors import RankwiseError
@@ -70,6 +72,16 @@ def _run(argv: list[str]) -> None:
             from rankwise.cli.start import start_ranks
 
             sys.exit(start_ranks(words))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     from rankwise.cli.app import app
 
     app(prog_name="rankwise")
+
+
+class _Interrupt(KeyboardInterrupt):
+    """Python would end by SIGINT, although it is caught, after a plain one in an `exec` of text (as by dataclasses)."""
+
+
+def _interrupt(*_: Any) -> None:
+    raise _Interrupt

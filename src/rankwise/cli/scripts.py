@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from rankwise.cli.run import path_option
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, RunDirError
 
 if TYPE_CHECKING:
     from rankwise.diagnose.profile import Profile, Script
@@ -144,12 +144,17 @@ def _locked_folder(run_dir: Path | None, script: Path, kind: str) -> Path:
     Of two at once the last would replace the result of the other, and the traces of one lie beside the other's table.
 
     Raises:
-        RunDirError: another process writes there.
+        RunDirError: another process writes there, or it is a file.
     """
     from rankwise._process.lock import FileLock
 
     folder = run_dir or Path("runs") / script.stem
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunDirError(
+            f"the run directory must be a folder, but {folder} is, or lies below, a file: choose another with --run-dir"
+        ) from error
     FileLock(folder / f"{kind}.lock", what=f"the {kind} in {folder}").acquire(wait_s=0)
     return folder
 

@@ -192,6 +192,9 @@ def test_the_data_are_read(tmp_path, monkeypatch):
     assert check_data("").evidence.startswith("'' is not a local Zarr array")
     assert check_data("").mend == "give a STORE: rankwise doctor --data STORE"
     missing = check_data(str(tmp_path / "none"))
+    assert (missing.status, missing.evidence) == ("fail", f"there is nothing at {tmp_path / 'none'}")
+    (tmp_path / "file").touch()
+    missing = check_data(str(tmp_path / "file"))
     assert (missing.status, "--crop" in missing.mend) == ("fail", True)
 
 

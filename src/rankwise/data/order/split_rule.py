@@ -148,9 +148,10 @@ class SplitRule:
         text = ", ".join(f"{n}: {w}{'' if asked is None else f' (asked for {asked:.3g})'}" for n, w, asked in listing)
         empty = [name for name, size in zip(self.names, sizes, strict=True) if size == 0]
         if empty:
+            few = "use" if self.exact else "these are too few for a split by hash: use exact=True,"
             raise ConfigError(
-                f"the split by {by} leaves {', '.join(empty)} empty ({text}): use exact=True, another seed, larger "
-                "fractions or smaller groups"
+                f"the split by {by} leaves {', '.join(empty)} empty ({text}); {few} another seed, larger fractions or "
+                "smaller groups"
             )
         log.info("split by %s: %s", by, text)
         asked = ((size, fraction) for size, fraction in zip(sizes, self.asked, strict=True) if fraction is not None)

@@ -75,11 +75,13 @@ def check_data(arguments: str | None) -> Check:
     if "--crop" not in words:
         extent = _chunk(Path(words[0])) if words[0] else []
         if not extent:
-            crop = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
-            mend = crop if words[0] else "give a STORE: rankwise doctor --data STORE"
-            return failed(
-                "data", _READ_RATE, f"{words[0]!r} is not a local Zarr array, so its chunks are unknown", mend
-            )
+            told = f"{words[0]!r} is not a local Zarr array, so its chunks are unknown"
+            mend = "give the crop size: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
+            if not words[0]:
+                mend = "give a STORE: rankwise doctor --data STORE"
+            elif "://" not in words[0] and not Path(words[0]).exists():
+                told, mend = f"there is nothing at {Path(words[0]).absolute()}", "check the path: --data STORE"
+            return failed("data", _READ_RATE, told, mend)
         words += ["--crop", ",".join(map(str, extent))]
     command = [sys.executable, "-P", "-m", "rankwise", "data", "bench", "--json", *words]
     try:

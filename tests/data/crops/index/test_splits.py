@@ -28,9 +28,9 @@ def people(count, *, first=0):
     return [Who(f"p{n // 8}/{n}", f"p{n // 8}", f"B/{n // 4 % 2}") for n in range(first, first + count)]
 
 
-def where(images, by, seed=1, fractions=(0.5, 0.3, 0.2)):
+def where(images, by, seed=1, fractions=(0.5, 0.3, 0.2), exact=False):
     names = [str(number) for number in range(len(fractions))]
-    rule = SplitRule.of(dict(zip(names, fractions, strict=True)), None, exact=False, seed=seed)
+    rule = SplitRule.of(dict(zip(names, fractions, strict=True)), None, exact=exact, seed=seed)
     parts = split_images(images, by=by, rule=rule)
     return {images[number].name: part for part, numbers in enumerate(parts) for number in numbers}
 
@@ -72,8 +72,11 @@ def test_what_came_out_is_said(caplog):
     with caplog.at_level(logging.INFO, "rankwise.crops"):
         where(people(800), "plate")
     assert "split by plate: 0: " in caplog.text
-    with pytest.raises(ConfigError, match=r"leaves .* empty .*0 of 1 arrays.*use exact=True, another seed"):
+    few = r"leaves .* empty .*0 of 1 arrays.*; these are too few for a split by hash: use exact=True, another seed"
+    with pytest.raises(ConfigError, match=few):
         where([Who("one")], "array")
+    with pytest.raises(ConfigError, match=r"leaves .* empty .*0 of 1 arrays.*; use another seed"):
+        where([Who("one")], "array", exact=True)
 
 
 @pytest.mark.parametrize("fractions", [(), (0.5, 0.6), (0.5, 0.0), (-0.1, 0.5)])

@@ -90,15 +90,16 @@ class WriteOptions:
         return max(1, int(self.budget / share / joined.row_bytes))
 
     def check_columns(self, joined: Joined) -> None:
-        """Warn if a single column of a dataset exceeds the budget: a column is written as a whole."""
+        """Warn if a column of a dataset exceeds the budget: it is written as a whole, which takes it four times."""
         rows = min(self.dataset_rows(joined), joined.num_rows)
         column = max((joined.index, *joined.columns), key=lambda column: column.field.row_bytes)
         need = column.field.row_bytes * rows
-        if need > self.budget / 2:
+        if need > self.budget / 4:
             warnings.warn(
                 f"obs column {column.name!r} needs about {column.field.row_bytes:.0f} bytes a row in memory, "
-                f"{need / 2**20:.0f} MB for the {rows} rows of a dataset, of a memory_budget of "
-                f"{self.budget / 2**20:.0f} MB: lower dataset_size, raise the budget, or make it a category",
+                f"{need / 2**20:.3g} MB for the {rows} rows of a dataset, four times that while it is written, of a "
+                f"memory_budget of {self.budget / 2**20:.3g} MB: lower dataset_size, raise the budget, or make it a "
+                "category",
                 stacklevel=5,
             )
 
