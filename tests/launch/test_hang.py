@@ -24,6 +24,7 @@ def meet(size):  # all ranks are there, and nobody was silent meanwhile: a hang 
         time.sleep(0.05)
 """
 
+
 @pytest.fixture
 def launcher(launcher):
     launcher.script(MEET, "meeting.py")
