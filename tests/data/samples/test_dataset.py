@@ -339,7 +339,7 @@ def own_fork_server():
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("own_fork_server")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_are_of_their_rank(method, monkeypatch):
     """Workers inherit a launcher's variables: they serve the rank that started them, whichever way they start."""
     monkeypatch.setenv("RANK", "1")

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from rankwise.cli import main
+from rankwise.cli.app import app
 from rankwise.diagnose.profile import Script, profile_script, profile_traces, runs, sweep_setting
 from rankwise.diagnose.profile.recorder import OWN_LOADERS, Task
 from rankwise.diagnose.profile.runs import run_recorded
@@ -61,7 +62,7 @@ def test_the_rank_that_is_waited_for_is_named(words, part, setting, tmp_path):
         assert found.change.startswith("use static_graph=True")
 
 
-def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp_path, capsys):
+def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp_path):
     """Eight megabytes for a few sums: transfer, not waiting, is the largest part; the folder is read again as it is.
 
     Accumulation and no search for unused parameters are advised; with both less is sent for a sample, and sooner.
@@ -81,8 +82,8 @@ def test_a_large_gradient_is_communication_and_advice_that_is_followed_helps(tmp
     assert "found none in its last report" in told["find_unused"]["text"]
     assert told["find_unused"]["change"].startswith("leave it out")
     (tmp_path / "profile.json").unlink()
-    main(["profile", "--json", str(tmp_path / "traces")])
-    assert json.loads(capsys.readouterr().out)["share"] == facts["share"]
+    again = CliRunner().invoke(app, ["profile", "--json", str(tmp_path / "traces")])
+    assert json.loads(again.stdout)["share"] == facts["share"]
     assert (tmp_path / "profile.json").exists()
     before, after = profile_traces(tmp_path / "traces"), made(tmp_path / "after", "heavy=1", "accumulate=16", steps=4)
     assert after.share()["transfer"] < before.share()["transfer"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rankwise
-from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
+from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import Interrupted
 from rankwise.train import Hooks
 from rankwise.world import World
@@ -75,30 +75,3 @@ def test_a_time_limit(tmp_path, undisturbed, monkeypatch):
         assert "time limit" in record["interrupted"]["reason"]
     monkeypatch.setenv("RANKWISE_MAX_SECONDS", "10000")
     assert torch.equal(fit(tmp_path / "run")[1], undisturbed[1])
-
-
-class Pids(torch.utils.data.Dataset):
-    """Each sample is the number of the process that fetched it."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        return {"pid": torch.tensor(os.getpid())}
-
-
-def test_workers_ignore_the_signals():
-    """What a scheduler sends to every process of a job does not end loader workers, whose batches are still wanted."""
-    dataset = Pids()
-    order = rankwise.Order(dataset, batch_size=4, seed=0, fingerprint="pids")
-    loader = DatasetLoader(
-        dataset, order=order, num_workers=1, prefetch_factor=1, multiprocessing_context="fork", world=World.single()
-    )
-    pids = []
-    for batches in loader:
-        pids += {int(pid) for batch in batches for pid in batch["pid"]}
-        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
-            # from another process than the rank, whose own SIGTERM ends a worker
-            assert os.spawnlp(os.P_WAIT, "kill", "kill", f"-{int(number)}", str(pids[-1])) == 0
-    assert len(pids) == 10
-    assert set(pids) == {pids[0]} != {os.getpid()}

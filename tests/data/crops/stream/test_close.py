@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import warnings
 from itertools import count
@@ -12,6 +10,7 @@ from itertools import count
 import pytest
 
 import rankwise.data.crops as damacy
+from rankwise.testing.endings import run_endings
 from rankwise.testing.new_threads import threads_end, threads_since
 
 
@@ -233,14 +232,11 @@ def test_a_fork_is_told_and_leaves_the_pipeline_alone(volume, config):
 
 
 PROGRAM = """
-import sys, threading
-import rankwise.data.crops as damacy
-
 def source():
     for number in range(10**9):
-        if number == 9 and sys.argv[2] == "stuck":
+        if number == 9 and {stuck}:
             threading.Event().wait()
-        yield damacy.Sample(sys.argv[1], ((0, 4), (0, 8), (0, 8)))
+        yield damacy.Sample({uri!r}, ((0, 4), (0, 8), (0, 8)))
 
 p = damacy.Pipeline(damacy.Config(samples_per_batch=4, sample_shape=(4, 8, 8), device="numpy"))
 p.push(source())
@@ -248,10 +244,8 @@ print(len(p.pop()))
 """
 
 
-@pytest.mark.parametrize("kind", ["endless", "stuck"])
-def test_a_program_ends_with_an_open_pipeline(volume, kind):
+def test_a_program_ends_with_an_open_pipeline(volume):
     """Nobody has to close: the interpreter ends cleanly, with a source that never ends or never goes on."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, volume.uri, kind], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")
+    programs = [PROGRAM.format(uri=volume.uri, stuck=stuck) for stuck in (False, True)]
+    for done in run_endings("import threading\nimport rankwise.data.crops as damacy\n", programs):
+        assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

@@ -86,26 +86,42 @@ class Case:
         return out, dense.marks
 
 
-CASES = st.fixed_dictionaries(
-    {
-        "width": st.sampled_from([1, 3, 16, 63, 64, 500]),
-        "element": st.sampled_from(["u1", "f2", "f4", "f8"]),
-        "column": st.sampled_from(["u2", "i4"]),
-        "chunk": st.sampled_from([64, 1000, 100_000]),
-        "order": st.sampled_from(["rising", "any"]),
-    }
-)
+def cases(*elements):
+    return st.fixed_dictionaries(
+        {
+            "width": st.sampled_from([1, 3, 16, 63, 64, 500]),
+            "element": st.sampled_from(elements),
+            "column": st.sampled_from(["u2", "i4"]),
+            "chunk": st.sampled_from([64, 1000, 100_000]),
+            "order": st.sampled_from(["rising", "any"]),
+        }
+    )
+
+
 PLACES = st.tuples(st.integers(0, 63), st.integers(0, 900))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(chosen=CASES, seed=st.integers(0, 2**32), at=PLACES)
-def test_rows_are_those_of_numpy(kernel, scratch, chosen, seed, at):
-    """Whatever the width, the place in memory, the order of columns and of chosen genes, and the edges of chunks."""
+def compare(kernel, scratch, chosen, seed, at):
     case = Case(np.random.default_rng(seed), num_cols=chosen["width"] + at[1], **chosen)
     out, marks = case.run(kernel, scratch, shift=at[0])
     np.testing.assert_array_equal(out, case.truth)
     assert not (marks & OUTSIDE).any()
+
+
+# for each pair of an element and a column the loop is compiled anew, which takes most of the time
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chosen=cases("u1", "f4"), seed=st.integers(0, 2**32), at=PLACES)
+def test_rows_are_those_of_numpy(kernel, scratch, chosen, seed, at):
+    """Whatever the width, the place in memory, the order of columns and of chosen genes, and the edges of chunks."""
+    compare(kernel, scratch, chosen, seed, at)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chosen=cases("u1", "f2", "f4", "f8"), seed=st.integers(0, 2**32), at=PLACES)
+def test_rows_of_all_elements_are_those_of_numpy(kernel, scratch, chosen, seed, at):
+    """Of two and eight bytes, too."""
+    compare(kernel, scratch, chosen, seed, at)
 
 
 @pytest.mark.parametrize("chosen", [False, True])
