@@ -8,7 +8,6 @@ import runpy
 import sys
 
 import no_gpu
-import torch.distributed
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from rankwise.data.store.decode.choice import choose_decoder
