@@ -45,7 +45,7 @@ def stores(tmp_path_factory):
 @pytest.fixture(scope="module")
 def volume(tmp_path_factory):
     where = str(tmp_path_factory.mktemp("volume") / "v.zarr")
-    data = rng.integers(0, 60_000, (24, 48, 48)).astype("u2")
+    data = rng.integers(0, 60_000, (24, 32, 32)).astype("u2")
     zarr.create_array(where, data=data, chunks=(8, 16, 16))
     return where
 

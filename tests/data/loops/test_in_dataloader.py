@@ -1,8 +1,6 @@
 """Every loader of an order inside torch's DataLoader: crops, samples of arrays and rows."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -87,32 +85,3 @@ def test_another_number_of_workers_resumes(loaders, kind):
         state = loader.state_dict()
     assert found == whole
     assert (state["epoch"], state["position"]) == (2, 0)
-
-
-LEFT_OPEN = """
-import sys, warnings
-warnings.simplefilter("ignore")
-from torch.utils.data import DataLoader
-from rankwise import Order
-from rankwise.data.rows import OrderedLoader
-from rankwise.data.store.decode.choice import choose_decoder
-
-choose_decoder()  # loads numba, here and not in each worker
-places = sys.argv[1:]
-loader = OrderedLoader(places, order=Order(places, batch_size=9), dense=True)
-options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
-batches = DataLoader(loader.as_dataset(), batch_size=None, **options)
-steps, others = iter(batches), iter(loader)
-next(others)
-print(len(next(steps)[0]))
-raise SystemExit(3)
-"""
-
-
-def test_the_interpreter_exits_with_workers(tmp_path):
-    """Iterations that are left open, of workers that stay and of this process, keep nobody waiting."""
-    places = make_stores(tmp_path, (53, 40)).places
-    told = subprocess.run(
-        [sys.executable, "-c", LEFT_OPEN, *places], capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (told.returncode, told.stdout) == (3, "9\n"), told.stderr

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import anndata
 import numpy as np
@@ -41,19 +42,30 @@ quickly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bricks:
-    """Stores by layout; matrix rows and kinds by row id."""
+    """Six stores of 1 to 64 rows in every layout, each written when it is first asked for; rows and kinds by row id.
 
-    places: dict[str, list[str]]
+    ``plain`` and ``sharded`` are written by anndata, ``elements`` as by annbatch (chunks of so many elements), ``rows``
+    has chunk edges on row edges, ``dense`` and ``dense v2`` (Zarr 2) are arrays. Matrices have empty rows, rows with
+    stored zeros, and a dtype for each size. ``obs`` has `who`, `kind` (four categories, in runs of at least five rows
+    if the store is that long) and `donor`.
+    """
+
+    folder: Path
+    made: list[anndata.AnnData]
     rows: np.ndarray
     kinds: np.ndarray
-    sizes: tuple = BRICK_SIZES
 
     def __repr__(self):
-        return f"Bricks(of {', '.join(map(str, self.sizes))} rows)"
+        return f"Bricks(of {', '.join(map(str, BRICK_SIZES))} rows)"
+
+    def place(self, number, layout):
+        """Return the path of a store."""
+        path = self.folder / f"{number}-{layout}.zarr"
+        return os.fspath(path) if path.exists() else write(self.made[number], path, layout)
 
     def who(self, numbers):
         """Return the row ids of these bricks, concatenated."""
-        return np.concatenate([1000 * number + np.arange(self.sizes[number]) for number in numbers])
+        return np.concatenate([1000 * number + np.arange(BRICK_SIZES[number]) for number in numbers])
 
     def wanted(self, who):
         """Return the rows with these ids, float64[n, columns]."""
@@ -61,22 +73,13 @@ class Bricks:
 
 
 def make_bricks(folder):
-    """Write six stores of 1 to 64 rows in every layout.
-
-    ``plain`` and ``sharded`` are written by anndata, ``elements`` as by annbatch (chunks of so many elements), ``rows``
-    has chunk edges on row edges, ``dense`` and ``dense v2`` (Zarr 2) are arrays. Matrices have empty rows, rows with
-    stored zeros, and a dtype for each size. ``obs`` has `who`, `kind` (four categories, in runs of at least five rows
-    if the store is that long) and `donor`.
-    """
+    """Return the stores in a folder."""
     rows, kinds = np.zeros((1000 * len(BRICK_SIZES), NUM_COLS)), np.full(1000 * len(BRICK_SIZES), "", dtype=object)
-    places = {layout: [] for layout in LAYOUTS}
-    for number, size in enumerate(BRICK_SIZES):
-        made = brick(number, size)
-        rows[1000 * number : 1000 * number + size] = made.X.toarray()
-        kinds[1000 * number : 1000 * number + size] = made.obs["kind"].astype(str)
-        for layout in LAYOUTS:
-            places[layout].append(write(made, folder / f"{number}-{layout}.zarr", layout))
-    return Bricks(places, rows, kinds)
+    made = [brick(number, size) for number, size in enumerate(BRICK_SIZES)]
+    for number, one in enumerate(made):
+        rows[1000 * number : 1000 * number + one.n_obs] = one.X.toarray()
+        kinds[1000 * number : 1000 * number + one.n_obs] = one.obs["kind"].astype(str)
+    return Bricks(folder, made, rows, kinds)
 
 
 def brick(number, size):
@@ -131,7 +134,7 @@ def collections(draw):
 
 
 def places_of(bricks, chosen):
-    return [bricks.places[layout][number] for number, layout in zip(*chosen, strict=True)]
+    return [bricks.place(number, layout) for number, layout in zip(*chosen, strict=True)]
 
 
 @cache

@@ -49,7 +49,7 @@ def add(base, name, place):
         rng=7,
         dataset_size=90,
         n_obs_per_chunk=8,
-        shard_size=16,
+        shard_size=32,
         groupby="kind",
         world=place,
     )

@@ -106,7 +106,14 @@ def check_parts_of_epochs(epoch_of):
     assert found.mean() == pytest.approx(NUM_PARTS - 1, rel=0.1)
 
 
-@pytest.mark.parametrize("options", [{"lanes": 4, "window": 8}, {"lanes": 16, "window": 2}, {"lanes": 1, "window": 30}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lanes": 4, "window": 8},
+        pytest.param({"lanes": 16, "window": 2}, marks=pytest.mark.slow),
+        pytest.param({"lanes": 1, "window": 30}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_row_comes_at_any_time_of_an_epoch(options):
     """In a window order over a collection each row is as likely in each eighth of an epoch.
 

@@ -14,6 +14,7 @@ from rankwise.testing.endings import run_endings
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.patience import until
 from rankwise.testing.stores.hundred_rows import loader_of_hundred, rows_of
+from rankwise.testing.stores.row_stores import make_stores
 
 SCRIPT = """
 atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))
@@ -42,11 +43,12 @@ ENDINGS = {
 
 
 @pytest.fixture(scope="module")
-def ended(hundred):
+def ended(hundred, tmp_path_factory):
     """How the scripts ended, by what they end with."""
     scripts = [SCRIPT.format(place=hundred) + ending for ending in ENDINGS]
     scripts.append(FORKS.format(place=hundred))
-    return dict(zip([*ENDINGS, "forks"], run_endings(IMPORTS, scripts), strict=True))
+    scripts.append(WORKERS.format(places=make_stores(tmp_path_factory.mktemp("stores"), (53, 40)).places))
+    return dict(zip([*ENDINGS, "forks", "workers"], run_endings(IMPORTS, scripts), strict=True))
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -82,6 +84,30 @@ def test_a_pass_does_not_go_on_in_a_forked_process(ended):
     assert done.stdout.splitlines() == [
         "a pass cannot continue in a process that was forked during it: iterate again there 10", "0 9"
     ]  # fmt: skip
+
+
+WORKERS = """
+import warnings
+warnings.simplefilter("ignore")
+from torch.utils.data import DataLoader
+from rankwise import Order
+from rankwise.data.rows import OrderedLoader
+
+places = {places!r}
+loader = OrderedLoader(places, order=Order(places, batch_size=9), dense=True)
+options = {{"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}}
+batches = DataLoader(loader.as_dataset(), batch_size=None, **options)
+steps, others = iter(batches), iter(loader)
+next(others)
+print(len(next(steps)[0]))
+raise SystemExit(3)
+"""
+
+
+def test_the_interpreter_exits_with_workers(ended):
+    """Iterations that are left open, of workers that stay and of this process, keep nobody waiting."""
+    done = ended["workers"]
+    assert (done.returncode, done.stdout) == (3, "9\n"), done.stderr
 
 
 def waits_for_rows():

@@ -1,10 +1,4 @@
-"""Where torch finds no CUDA device, the CPU plays it: `.cuda()` and `.to("cuda")` leave tensors where they are.
-
-Also a program: ``python no_gpu.py SCRIPT`` runs a script so.
-"""
-
-import runpy
-import sys
+"""Where torch finds no CUDA device, the CPU plays it: `.cuda()` and `.to("cuda")` leave tensors where they are."""
 
 
 def play_gpu():
@@ -20,9 +14,3 @@ def play_gpu():
     torch.Tensor.cuda = lambda tensor: tensor
     torch.Tensor.to = lambda tensor, *where, **how: tensor if where == ("cuda",) else to(tensor, *where, **how)
     return True
-
-
-if __name__ == "__main__":
-    sys.argv = sys.argv[1:]
-    play_gpu()
-    runpy.run_path(sys.argv[0], run_name="__main__")
