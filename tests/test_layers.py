@@ -1,6 +1,8 @@
 """The house stands: imports go down the levels only, siblings do not import each other."""
 
 import ast
+import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,14 +55,20 @@ def room_of(module: str) -> str | None:
     return ".".join(parts[:2]) if parts[0] == "data" else parts[0]
 
 
+@cache
+def import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """Those of a file, wherever they stand; many tests ask for those of the same files."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported_modules(path: Path, module: str) -> list[tuple[int, str]]:
     """Every module, or name in one, that the file imports, wherever the import stands."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path.read_text()):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 stem = package.split(".")[: len(package.split(".")) - node.level + 1]
@@ -254,7 +262,7 @@ def test_no_name_shares_a_module_name():
     shared = []
     for door in (p for p in FILES if p.name == "__init__.py"):
         inside = {p.stem for p in door.parent.iterdir()}
-        for node in ast.walk(ast.parse(door.read_text())):
+        for node in import_statements(door.read_text()):
             if isinstance(node, ast.ImportFrom):
                 shared += [f"{door}: {alias.name}" for alias in node.names if (alias.asname or alias.name) in inside]
     assert shared == []
@@ -263,7 +271,7 @@ def test_no_name_shares_a_module_name():
 def private_imports(path: Path) -> list[str]:
     """The names with an underscore that a file imports from another module of ours; modules may have one."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path.read_text()):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rankwise"):
             place = SRC / node.module.replace(".", "/")
             names = [alias.name for alias in node.names if alias.name.startswith("_") and alias.name[:2] != "__"]
@@ -282,8 +290,7 @@ def test_names_with_an_underscore_stay_in_their_module(tmp_path):
 def named_like_its_module(path: Path) -> list[str]:
     """The functions and classes of a file, or of a package's door, that have the file's (the package's) name."""
     stem = path.parent.name if path.name == "__init__.py" else path.stem
-    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [node.name for node in ast.parse(path.read_text()).body if isinstance(node, made) and node.name == stem]
+    return re.findall(rf"^(?:def|async def|class) ({stem})\b", path.read_text(), re.MULTILINE)
 
 
 def test_no_function_shares_its_modules_name(tmp_path):

@@ -51,12 +51,12 @@ def last_accuracy(output):
 
 
 def test_plain_ddp_runs_unchanged_under_our_launcher_and_after_the_move(tmp_path, run_python, run_before):
-    """`rankwise run` takes the old script as it is; the new one learns as well, and comes back finished."""
+    """`rankwise run` takes the old script as it is; the new one learns as well, and comes back finished on one rank."""
     launch = ("-m", "rankwise", "run", "--nproc", "2")
     assert last_accuracy(run_before(*launch, MOVING / "ddp_before.py")) > 0.75
     output = run_python(tmp_path, *launch, MOVING / "ddp_after.py")
     assert last_accuracy(output) > 0.75
-    again = run_python(tmp_path, *launch, MOVING / "ddp_after.py")
+    again = run_python(tmp_path, MOVING / "ddp_after.py")
     assert "is finished" in again
     assert last_accuracy(again) == last_accuracy(output)
 

@@ -38,6 +38,8 @@ def keyword(node, name):
 def readers(text):
     """The calls of a module that run code of what they read, and loads that may, for want of an argument."""
     found = []
+    if not any(word in text for word in ("load", "Unpickler", "shelve", "eval", "exec")):
+        return found
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module in {"pickle", "cloudpickle", "marshal", "dill"}:
             found += [

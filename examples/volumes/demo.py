@@ -5,6 +5,7 @@ python examples/volumes/demo.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -19,12 +20,15 @@ WANTED_DICE = 0.97
 
 def main() -> None:
     """Run the example in the current folder; exit non-zero when it does not reach the Dice score."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=12)
+    args = parser.parse_args()
     store, run_dir = Path("runs/volumes.zarr"), Path("runs/volumes")
     if not store.exists():
         print(f"writing the head that nibabel ships to {store} (sharded OME-Zarr 0.5)", flush=True)
         write_store(store)
-    train = os.path.relpath(HERE / "train.py")
-    command = ["run", "--nproc", "2", "--fresh", "--run-dir", str(run_dir), train, "--store", str(store)]
+    train = [os.path.relpath(HERE / "train.py"), "--store", str(store), "--epochs", str(args.epochs)]
+    command = ["run", "--nproc", "2", "--fresh", "--run-dir", str(run_dir), *train]
     print("$ rankwise", " ".join(command), flush=True)
     done = subprocess.run([sys.executable, "-m", "rankwise", *command], check=False)
     if done.returncode:
