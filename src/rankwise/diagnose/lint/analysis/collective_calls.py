@@ -91,11 +91,10 @@ def _of_libraries(module: Module) -> list[Call]:
         methods = ("save_checkpoint", "fit", "validate", "test", "predict")
         listed += [call for call in module.methods(*methods) if last(call.base) == "trainer"]
     # each rank evaluates and predicts a share; what is sharded is gathered to be saved
-    makers = [name for name in module.by_name if _TRAINER.fullmatch(name)]
-    made = {text_of(part) for call in module.named(*makers) for part in call.place.targets}
-    sharded = made and re.search("deepspeed|fsdp", module.source, re.IGNORECASE)
-    asked = ("train", "evaluate", "predict", *(("save_model",) if sharded else ()))
-    listed += [call for call in module.methods(*asked) if call.base in made]
+    trainers = module.named(*filter(_TRAINER.fullmatch, module.by_name))
+    made = {text_of(part) for call in trainers for part in call.place.targets}
+    saves = ["save_model"] if made and re.search("deepspeed|fsdp", module.source, re.IGNORECASE) else []
+    listed += [call for call in module.methods("train", "evaluate", "predict", *saves) if call.base in made]
     return listed
 
 

@@ -137,10 +137,10 @@ def _is_trained_outside(module: Module, call: Call) -> bool:
 
 def _is_total(module: Module, given: ast.expr | None, scope: Scope) -> bool:
     """Whether what a sampler is told is how many epochs there are."""
-    ends = (loop.iter.args[-1:] for loop in _epoch_loops(module) if called(getattr(loop, "iter", None)) == "range")
-    shown = [module.value(end[0], scope) for end in ends if end]
+    loops = [loop.iter for loop in _epoch_loops(module) if isinstance(loop, ast.For) and called(loop.iter) == "range"]
+    ends = (module.value(each.args[-1], scope) for each in loops if isinstance(each, ast.Call) and each.args)
     told = module.value(given, scope)
-    return told is not None and any(each is not None and ast.dump(each) == ast.dump(told) for each in shown)
+    return told is not None and ast.unparse(told) in {ast.unparse(each) for each in ends if each is not None}
 
 
 def _is_above(module: Module, call: Call, calls: list[Call]) -> bool:
@@ -180,11 +180,10 @@ def _epoch_loops(module: Module) -> list[ast.stmt]:
         found |= {each for each in outer if _epoch_name(module, each) is not None or _repeats(module, loop, each)}
         calls = module.callers(scope) if scope.is_function else []
         found |= {each for call in calls for each in call.place.loops if _epoch_name(module, each) is not None}
-    wrapped = {wrap.text for wrap in wraps(module)}
     for call in module.calls:
         if call.place.loops and re.search(r"(^|_)(train|fit)|run_epoch|one_epoch", call.method):
             counted = _epoch_name(module, call.place.loops[-1]) is not None
-            if counted and (call.method != "train" or call.given or call.base in wrapped):
+            if counted and (call.method != "train" or call.given or call.base in {wrap.text for wrap in wraps(module)}):
                 found.add(call.place.loops[-1])
     return sorted(found, key=position)
 

@@ -216,8 +216,8 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
         given = {word.arg for word in call.node.keywords}
         method = call.argument("init_method", 1)
         by_variables = method is None or (isinstance(method, ast.Constant) and method.value == _BY_VARIABLES)
-        numbered = {"rank", "world_size"} <= given or _is_spawned(module, call.place.scope)
-        numbered = numbered and (not module.environment or "rank" in given)
+        numbered = {"rank", "world_size"} <= given
+        numbered = numbered or (not module.environment and _is_spawned(module, call.place.scope))
         if numbered and not {"store", None} & given and by_variables and len(call.node.args) < 3:
             yield Hit(call.node.func)
 
