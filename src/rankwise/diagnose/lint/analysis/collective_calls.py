@@ -41,6 +41,7 @@ _OBJECTS = {
         ("barrier", "all_reduce", "all_gather", "broadcast", "save"),
     ),
 }
+_TRAINER = re.compile(r"(transformers|trl)\.(\w+\.)*\w*Trainer")
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3}
 
 
@@ -89,10 +90,11 @@ def _of_libraries(module: Module) -> list[Call]:
                 listed.append(call)
         methods = ("save_checkpoint", "fit", "validate", "test", "predict")
         listed += [call for call in module.methods(*methods) if last(call.base) == "trainer"]
-    # each rank evaluates and predicts a share
-    if module.has_named("transformers.Trainer", "transformers.Seq2SeqTrainer"):
-        made = {text_of(part) for call in module.methods("Trainer", "Seq2SeqTrainer") for part in call.place.targets}
-        listed += [call for call in module.methods("train", "evaluate", "predict") if call.base in made]
+    # each rank evaluates and predicts a share; what is sharded is gathered to be saved
+    trainers = module.named(*filter(_TRAINER.fullmatch, module.by_name))
+    made = {text_of(part) for call in trainers for part in call.place.targets}
+    saves = ["save_model"] if made and re.search("deepspeed|fsdp", module.source, re.IGNORECASE) else []
+    listed += [call for call in module.methods("train", "evaluate", "predict", *saves) if call.base in made]
     return listed
 
 

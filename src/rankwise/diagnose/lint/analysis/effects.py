@@ -24,7 +24,7 @@ from rankwise.diagnose.lint.analysis.facts import (
 from rankwise.diagnose.lint.analysis.guards import RANK_NAMES
 from rankwise.diagnose.lint.analysis.module import OPTIONS, Module, position
 from rankwise.diagnose.lint.analysis.names import called, last, names_in, receiver, text_of
-from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope
+from rankwise.diagnose.lint.analysis.scopes import Branch, Call, Place, Scope, excludes
 from rankwise.diagnose.lint.analysis.wrapped import wraps
 
 _LIBRARIES = ("accelerate.Accelerator", *FABRICS, "deepspeed.initialize", "deepspeed.init_distributed")
@@ -58,6 +58,9 @@ def is_on_all(module: Module, place: Place) -> bool:
 def _is_kept(module: Module, place: Place, depth: int = 4) -> bool:
     """Whether a test of the rank, or one that may hide it, or a lock stands around a place or a call of it."""
     scope = place.scope.function
+    found = wraps(module)
+    if found and all(excludes(wrap.made.place, place) for wrap in found):  # `else:` of `if distributed:`
+        return True
     if place.side or is_in_turn(place) or any(_may_ask(module, branch, place.scope) for branch in place.branches):
         return True
     # `if rank != 0: barrier()` before, and `if rank == 0: barrier()` behind, let the main rank go first
@@ -209,8 +212,9 @@ def has_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bo
     parts = list(ast.walk(node))
     if any(_RANKED.search(name) for name in names_in(node)):
         return True
-    keys = (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
-    if any(_RANK_KEY.fullmatch(key) for key in keys):  # environ["RANK"]
+    keys = (part.value for part in parts if isinstance(part, ast.Constant))  # environ["RANK"]
+    items = (getattr(part.slice, "value", None) for part in parts if isinstance(part, ast.Subscript))  # config["gpu"]
+    if any(_RANK_KEY.fullmatch(str(key)) for key in keys) or any(_RANKED.search(str(item)) for item in items):
         return True
     # of an object that is asked for a field, that field counts, and not what else it was made of
     asked = {id(part.value) for part in parts if isinstance(part, ast.Attribute)}

@@ -25,6 +25,7 @@ _MAIN_NAME = re.compile(
     r"(process_zero|main|master|chief|primary|rank_?(0|zero)|root|global_zero|zero_rank|first|lead(er)?)_*"
     r"(process|proc|rank|worker|node|gpu|local|device|ordinal)?_*"
 )
+_CHOSEN_RANK = re.compile(r"_*(main|master|root|print|log|logging|save|write|eval|display|chief|src|dst)_?rank")
 _BARE = frozenset("main root first primary lead leader master chief first_node root_node is_root is_first".split())
 _PLAIN_RANKS = frozenset("rank global_rank world_rank ddp_rank my_rank local_rank ddp_local_rank".split())
 _MODE_WORD = re.compile(r"dist|ddp|world|multi|rank|gpu|parallel|nproc|num_proc|fsdp|horovod|launcher", re.IGNORECASE)
@@ -191,6 +192,9 @@ def _compared(test: ast.Compare, lookup: Lookup) -> Side | None:
         value = lookup(text_of(left))
         there = side_of(value, lookup, 3) if isinstance(value, ast.IfExp) and _is_nothing(value.orelse) else None
         return there if isinstance(op, ast.IsNot) else _opposite(there)
+    if isinstance(right, ast.Name | ast.Attribute):  # `rank == args.main_rank`, and `rank == MAIN` of `MAIN = 0`
+        chosen = _CHOSEN_RANK.fullmatch(last(text_of(right)).lower())
+        right = ast.Constant(0) if chosen else lookup(text_of(right)) or right
     number = _number(right)
     if number is None or not is_rank(left, lookup):
         return None

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rankwise.diagnose.lint.analysis.guards import Side
+from rankwise.diagnose.lint.analysis.guards import Side, is_mode_test
 from rankwise.diagnose.lint.analysis.names import last
 
 
@@ -205,6 +205,15 @@ class Call:
 
 
 def excludes(one: Place, other: Place) -> bool:
-    """Whether two places lie in different branches of one `if`."""
-    sides = {branch.node: branch.taken for branch in other.branches}
-    return any(sides.get(branch.node, branch.taken) is not branch.taken for branch in one.branches)
+    """Whether two places lie in different branches of one `if`, or of two that ask for the same way of running."""
+    sides = dict(map(_answer, other.branches))
+    return any(sides.get(asked, taken) is not taken for asked, taken in map(_answer, one.branches))
+
+
+def _answer(branch: Branch) -> tuple[ast.stmt | str, bool]:
+    """Return what a branch asks, and what holds there: `if args.distributed` says the same wherever it stands."""
+    test, taken = branch.test, branch.taken
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, taken = test.operand, not taken
+    flag = isinstance(test, ast.Name | ast.Attribute) and branch.side is None and is_mode_test(test)
+    return (ast.unparse(test), taken) if flag else (branch.node, branch.taken)

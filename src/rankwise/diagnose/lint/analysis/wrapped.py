@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rankwise.diagnose.lint.analysis.module import Module, once, position
 from rankwise.diagnose.lint.analysis.names import last, text_of
-from rankwise.diagnose.lint.analysis.scopes import Call, Place
+from rankwise.diagnose.lint.analysis.scopes import Call, Place, excludes
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DEVICE_MOVES = frozenset({"to", "cuda", "cpu"})
@@ -211,6 +211,8 @@ def _is_name(node: ast.expr | None, text: str) -> bool:
 def sees(module: Module, wrap: Wrap, call: Call) -> bool:
     """Whether the name of a wrap means the wrapped model where a call stands."""
     scope = wrap.place.scope
+    if excludes(wrap.made.place, call.place):
+        return False
     if wrap.text.startswith("self."):
         return module.is_related(*(module.class_of("self", each.place.scope) for each in (wrap, call)))
     root = wrap.text.partition(".")[0].removesuffix("[]")

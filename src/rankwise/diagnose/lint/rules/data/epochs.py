@@ -20,7 +20,8 @@ from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import called, last, names_in, text_of
 from rankwise.diagnose.lint.analysis.scopes import Binding, Call, Scope
 from rankwise.diagnose.lint.analysis.shares import gone_through
-from rankwise.diagnose.lint.analysis.values import names_of
+from rankwise.diagnose.lint.analysis.values import READERS, names_of
+from rankwise.diagnose.lint.analysis.wrapped import wraps
 from rankwise.diagnose.lint.record import HEAD, Edit, Fix, Hit, Rule
 
 # what has an epoch of its own, and tells no sampler
@@ -83,10 +84,12 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
     calls = [call for call in module.methods("set_epoch") if not _OF_DATA.search(last(call.base))]
     for call in calls:
         counted = any(isinstance(loop, ast.For) and "range" in names_in(loop.iter) for loop in call.place.loops)
-        fixed = bool(call.node.args) and is_fixed(module, call.node.args[0], call.place.scope)
-        if (fixed and (counted or _is_above(module, call, calls))) or _tells_the_start(module, call):
+        given, scope = call.argument("epoch", 0), call.place.scope
+        fixed = given is not None and is_fixed(module, given, scope)
+        same = fixed or _is_total(module, given, scope)
+        if (fixed and counted) or (same and _is_above(module, call, calls)) or _tells_the_start(module, call):
             yield Hit(call.node)
-    told = bool(calls) or ("set_epoch" in module.attributes and not module.has_call("set_epoch"))
+    told = "set_epoch" in module.attributes and not module.has_call("set_epoch")
     told = told or any(found.text.endswith("sampler.epoch") for found in module.bindings)
     if told or SAMPLER not in module.by_name or _sets_epochs(module):
         return
@@ -94,7 +97,8 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
     here = bool(loops) or _goes_on_for_ever(module)
     for call in module.named(SAMPLER):
         shuffles = not call.is_open and _shuffles(module, call.argument("shuffle", 3), call.place.scope)
-        if not shuffles or not (here or _is_trained_outside(module, call)):
+        told = bool(calls) and not _is_passed_over(module, call)
+        if not shuffles or told or not (here or _is_trained_outside(module, call)):
             continue
         found = (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value))
         bound = next(found, None)
@@ -105,12 +109,38 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         yield Hit(call.node.func, {}, _set_epoch_fix(module, bound, loops))
 
 
+def _is_passed_over(module: Module, sampler: Call) -> bool:
+    """Whether a function makes a sampler and trains on it, and only others, which do not get it, tell theirs the epoch."""
+    scope, around = sampler.place.scope, loops_around(module)
+    names = {text_of(part) for part in sampler.place.targets if isinstance(part, ast.Name)}
+    made = [call for call in module.named(LOADER) if call.place.scope is scope and names & names_in(call.node)]
+    names |= {text_of(part) for call in made for part in call.place.targets}
+    trained = (loop for loop in loops_that_train(module) if around[loop][0] is scope)
+    if not scope.is_function or not any(names & gone_through(module, loop) for loop in trained):
+        return False
+    given = [call for call in scope.calls if names & set(map(text_of, call.given))]
+    plain = {LOADER, "len", *READERS, "next"}
+    others = [call for call in given if module.local_function(call) or not {call.name, call.method} & plain]
+    inside = (call for each in others for call in module.inside(each))
+    told = any(call.method == "set_epoch" for call in inside) or any(names & names_in(each) for each in scope.returned)
+    told = told or any(scope in call.place.scope.chain() for call in module.methods("set_epoch"))
+    return not told and all(map(module.local_function, others))
+
+
 def _is_trained_outside(module: Module, call: Call) -> bool:
     """Whether a function with a sampler is called by a given file that has a loop over epochs, and tells no epoch."""
     users = module.outside_callers(call.place.scope)
     if any(user.has_call("set_epoch") or _sets_epochs(user) for user, _ in users):
         return False
     return any(not _runs_once(loop) for user, _ in users for loop in _epoch_loops(user))
+
+
+def _is_total(module: Module, given: ast.expr | None, scope: Scope) -> bool:
+    """Whether what a sampler is told is how many epochs there are."""
+    loops = [loop.iter for loop in _epoch_loops(module) if isinstance(loop, ast.For) and called(loop.iter) == "range"]
+    ends = (module.value(each.args[-1], scope) for each in loops if isinstance(each, ast.Call) and each.args)
+    told = module.value(given, scope)
+    return told is not None and ast.unparse(told) in {ast.unparse(each) for each in ends if each is not None}
 
 
 def _is_above(module: Module, call: Call, calls: list[Call]) -> bool:
@@ -153,7 +183,7 @@ def _epoch_loops(module: Module) -> list[ast.stmt]:
     for call in module.calls:
         if call.place.loops and re.search(r"(^|_)(train|fit)|run_epoch|one_epoch", call.method):
             counted = _epoch_name(module, call.place.loops[-1]) is not None
-            if counted and (call.method != "train" or call.node.args or call.node.keywords):
+            if counted and (call.method != "train" or call.given or call.base in {wrap.text for wrap in wraps(module)}):
                 found.add(call.place.loops[-1])
     return sorted(found, key=position)
 

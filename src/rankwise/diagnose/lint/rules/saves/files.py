@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankwise.diagnose.lint.analysis.effects import has_rank, is_alike, is_on_all, missing_file, runs_ranks, writes
-from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed
+from rankwise.diagnose.lint.analysis.facts import has_framework, is_const, is_distributed, runs_on_several
 from rankwise.diagnose.lint.analysis.guards import side_of
 from rankwise.diagnose.lint.analysis.module import Module, position
 from rankwise.diagnose.lint.analysis.names import text_of, texts_in
@@ -180,7 +180,7 @@ _FIRST = re.compile(r"first|zero|main|master|lock|barrier", re.IGNORECASE)
 )  # fmt: skip
 def prepared_by_all(module: Module) -> Iterator[Hit]:
     """`if not exists(path):` around what writes, on every rank."""
-    if not is_distributed(module):
+    if not (is_distributed(module) or runs_on_several(module)):
         return
     for branch in module.branches:
         missing = missing_file(branch)

@@ -216,8 +216,8 @@ def _runs(module: Module, call: Call, wrap: Wrap, depth: int = 2) -> bool:
 
 
 _EVALUATES = re.compile(
-    r"((run|do|compute|get|calculate|calc)_)?(validate|evaluate|validation|evaluation|eval|test|accuracy|metrics)"
-    r"(_model|_epoch|_one_epoch)?|(sample|denoise|predict|infer|inference)(_\w+)?|\w+_sample|model_eval"
+    r"((run|do|compute|get|calculate|calc)_)?(validate|evaluate|validation|evaluation|eval|val(id)?|test|accuracy|metrics)"
+    r"(_model|_epoch|_one_epoch|_loop|_step)?|(sample|denoise|predict|infer|inference)(_\w+)?|\w+_sample|model_eval"
 )
 
 

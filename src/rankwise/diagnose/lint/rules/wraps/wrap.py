@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.analysis.facts import (
     SAMPLER,
     has_framework,
     is_const,
+    is_handed_over,
     sees_one_gpu,
     spawns,
     with_argument,
@@ -215,8 +216,16 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
         given = {word.arg for word in call.node.keywords}
         method = call.argument("init_method", 1)
         by_variables = method is None or (isinstance(method, ast.Constant) and method.value == _BY_VARIABLES)
-        if {"rank", "world_size"} <= given and not {"store", None} & given and by_variables and len(call.node.args) < 3:
+        numbered = {"rank", "world_size"} <= given
+        numbered = numbered or (not module.environment and _is_spawned(module, call.place.scope))
+        if numbered and not {"store", None} & given and by_variables and len(call.node.args) < 3:
             yield Hit(call.node.func)
+
+
+def _is_spawned(module: Module, scope: Scope, depth: int = 3) -> bool:
+    """Whether a function is what the spawned ranks run, or is called by it."""
+    calls = module.callers(scope) if scope.is_function and depth else []
+    return is_handed_over(module, scope) or any(_is_spawned(module, call.place.scope, depth - 1) for call in calls)
 
 
 @Rule(
