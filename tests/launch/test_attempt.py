@@ -157,8 +157,9 @@ def test_the_second_ctrl_c_kills_at_once(launcher, is_alive, wait_until):
         assert line, "the launch has ended"
     time.sleep(0.4)  # one that comes at the same moment is no second one
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=240)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGINT
+    assert "SIGINT: killing the ranks at once" in err
     wait_until(lambda: not any(map(is_alive, pids)))
 
 

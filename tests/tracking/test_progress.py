@@ -136,7 +136,7 @@ def test_the_loss_is_read_only_when_a_line_is_drawn():
 
 
 def test_one_live_line_on_a_terminal(monkeypatch):
-    """On a terminal the line is redrawn in place, and what is said appears above it."""
+    """On a terminal the line is redrawn in place, what is said appears above it, and a kill would leave the cursor."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
     main, side = pty.openpty()
@@ -154,6 +154,7 @@ def test_one_live_line_on_a_terminal(monkeypatch):
         except BlockingIOError:
             pass
     os.close(main)
+    assert seen.split(b"epoch")[0].endswith(b"\x1b[?25h")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
     assert "checkpoint [saved] at step 30" in text
     assert "epoch 2/2" in text

@@ -29,6 +29,10 @@ class PrefetchQueue(Generic[T]):
     Args:
         depth: most items in the queue.
         on_wait: called when the consumer begins to wait; must not block.
+
+    Attributes:
+        closed: whether the consumer has left.
+        pid: the process that reads.
     """
 
     def __init__(self, depth: int, on_wait: Callable[[], object] = lambda: None) -> None:
@@ -37,14 +41,9 @@ class PrefetchQueue(Generic[T]):
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
         self._ended = False
-        self._closed = False
+        self.closed = False
         self._changed = threading.Condition()
-        self._pid = os.getpid()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the consumer has left."""
-        return self._closed
+        self.pid = os.getpid()
 
     def is_awaited(self) -> bool:
         """Whether a consumer waits for an item now and the queue is empty."""
@@ -53,9 +52,9 @@ class PrefetchQueue(Generic[T]):
     def put(self, item: T) -> bool:
         """Add an item; wait for room. Return False once the consumer has left: the item is not added."""
         with self._changed:
-            while not self._closed and len(self._items) >= self._depth:
+            while not self.closed and len(self._items) >= self._depth:
                 self._changed.wait()
-            if self._closed:
+            if self.closed:
                 return False
             self._items.append(item)
             self._changed.notify_all()
@@ -79,7 +78,7 @@ class PrefetchQueue(Generic[T]):
             WorldError: this process was forked from the one that reads, whose threads it lacks.
             BaseException: the error that ended the reader, once all items before it are taken.
         """
-        if self._pid != os.getpid():  # the lock, too, may be held for ever
+        if self.pid != os.getpid():  # the lock, too, may be held for ever
             raise WorldError(
                 "this iteration began before the process was forked, and its reader thread stayed in the parent: begin "
                 "a new iteration in the child"
@@ -91,7 +90,7 @@ class PrefetchQueue(Generic[T]):
                 try:
                     self._on_wait()
                     in_time = self._changed.wait_for(
-                        lambda: bool(self._items) or self._ended or self._closed or (until is not None and until()),
+                        lambda: bool(self._items) or self._ended or self.closed or (until is not None and until()),
                         timeout_s,
                     )
                 finally:
@@ -116,7 +115,7 @@ class PrefetchQueue(Generic[T]):
     def close(self) -> list[T]:
         """Leave: wakes the reader, and returns the items that were not taken."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             left = list(self._items)
             self._items.clear()
             self._changed.notify_all()
@@ -175,7 +174,6 @@ class ReadAhead(Generic[S, T]):
         on_thread: Callable[[], None] | None = None,
         is_away: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._pid = os.getpid()
         self._reader, self._is_away = reader, is_away
         self._work: _Work[S, T] = _Work(reader, steps, depth=depth, on_thread=on_thread)
         self._thread: _Thread | None = None
@@ -185,7 +183,7 @@ class ReadAhead(Generic[S, T]):
     @property
     def is_elsewhere(self) -> bool:
         """Whether this process was forked from the one that reads."""
-        return self._pid != os.getpid()
+        return self._work.queue.pid != os.getpid()
 
     def ask(self, num_steps: int, *, beyond: int) -> None:
         """Read so many more steps, and some beyond them that may be asked for later.
@@ -220,7 +218,7 @@ class ReadAhead(Generic[S, T]):
             self._work.items.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_work"):
+        if hasattr(self, "_work") and not self.closed:  # interpreter exit has closed it, and may have emptied `os`
             self.close(waits=False)  # by any thread that collects garbage, in the midst of anything
 
 

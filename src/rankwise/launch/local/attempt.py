@@ -243,13 +243,15 @@ class Attempt:
 
     def _interrupt(self, number: int) -> None:
         """End the ranks because of a signal from outside; a second signal kills them at once."""
+        name, grace_s = signal.Signals(number).name, self._grace_s
         if self.interrupted is not None:
+            if self._alive():
+                self._console.log(f"{name}: killing the ranks at once")
             self._ask_to_end(signal.SIGKILL)
             return
         self.interrupted = number
         if self._other_nodes is not None:
             self._other_nodes.leaving(number)
-        name, grace_s = signal.Signals(number).name, self._grace_s
         if self._alive():
             self._console.log(f"{name}: asking the ranks to end, {grace_s:g} s to save (again to kill them at once)")
         self._ask_to_end(number if number in {signal.SIGINT, signal.SIGTERM} else signal.SIGTERM, grace_s)

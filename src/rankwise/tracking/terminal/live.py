@@ -24,6 +24,7 @@ class LiveLine:
         self._console = Console(file=file)
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
+        self._console.show_cursor()  # Live hides it, and a killed process would leave the terminal without one
 
     def draw(self, head: str, tail: Sequence[tuple[int, str]], share: float | None) -> None:
         """Replace the line.

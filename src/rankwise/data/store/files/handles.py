@@ -63,6 +63,7 @@ class OpenFile:
     """A file descriptor that is closed with the last reference to this object."""
 
     __slots__ = ("fd", "identity")
+    _close = staticmethod(os.close)  # interpreter exit may empty `os` before the last file is closed
 
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -73,7 +74,7 @@ class OpenFile:
         # thread, even while the cache's lock is held, and takes no lock. In a forked child it closes the child's copy,
         # which does not affect the parent.
         if hasattr(self, "fd"):
-            os.close(self.fd)
+            self._close(self.fd)
 
 
 class HandleCache:
