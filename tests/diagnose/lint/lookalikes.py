@@ -75,6 +75,18 @@ def stage(files, names):
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     return files[local_rank::local_size], names[local_rank::2]
 """,
+    "RW118": """
+import os
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+def make_samplers(train, held_out, args):
+    seed = args.seed + int(os.environ["RUN"])
+    rank = dist.get_rank()
+    dist.init_process_group("nccl")
+    shuffled = DistributedSampler(train, dist.get_world_size(), rank, True, seed)
+    return shuffled, DistributedSampler(held_out, shuffle=False, seed=args.seed + rank)
+""",
     "RW108": """
 import torch
 import torch.distributed as dist

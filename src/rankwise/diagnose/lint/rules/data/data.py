@@ -1,4 +1,4 @@
-"""RW101, RW102, RW108: what a loader is told: which samples, in which order, how many at a time."""
+"""RW101, RW102, RW108, RW118: what a loader is told: which samples, in which order, how many at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rankwise.diagnose.lint.analysis.effects import has_rank
 from rankwise.diagnose.lint.analysis.facts import (
     FABRICS,
     HELD_OUT,
@@ -190,6 +191,27 @@ def sampler_and_shuffle(module: Module) -> Iterator[Hit]:
             continue
         edit = without_keyword(module, call, "shuffle")
         yield Hit(shuffled, {}, Fix("remove shuffle=True", (edit,)) if edit else None)
+
+
+@Rule(
+    "RW118", "sampler-seed-per-rank", "error", "high",
+    message="the sampler of each rank shuffles by a seed of its own: {text}",
+    why="A rank takes every n-th sample of the shuffled data. Of data shuffled otherwise on each, "
+    "an epoch misses a quarter with 2 ranks and a third with 8, and reads other samples twice or more.",
+    example=HEAD + """
+ def make_sampler(dataset, seed):
+-    return torch.utils.data.distributed.DistributedSampler(dataset, seed=seed + dist.get_rank())
++    return torch.utils.data.distributed.DistributedSampler(dataset, seed=seed)
+""",
+)  # fmt: skip
+def sampler_seed_per_rank(module: Module) -> Iterator[Hit]:
+    """seed= holds the rank, and the sampler shuffles."""
+    for call in module.named(SAMPLER):
+        seed = call.argument("seed", 4)
+        if seed is None or is_const(call.argument("shuffle", 3), False):
+            continue
+        if has_rank(module, seed, call.place.scope):
+            yield Hit(seed, {"text": module.text(seed)})
 
 
 @Rule(
