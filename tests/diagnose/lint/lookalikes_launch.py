@@ -209,6 +209,22 @@ if __name__ == "__main__":
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")
     mp.spawn(work, args=(2,), nprocs=2)
 """,
+    "RW622": """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from ports import find_free_port
+
+def work(rank, world_size, port, server):
+    os.environ["MASTER_PORT"] = str(port)
+    os.environ["SERVER_PORT"] = str(find_free_port())
+    dist.init_process_group("gloo", init_method="env://", rank=rank, world_size=world_size)
+
+def main():
+    os.environ["MASTER_ADDR"], port = "127.0.0.1", find_free_port()
+    os.environ["MASTER_PORT"] = str(find_free_port())
+    mp.spawn(work, args=(2, port), nprocs=2)
+""",
     "RW615": """
 import os
 import torch

@@ -205,7 +205,27 @@ if __name__ == "__main__":
     loader = make_loader()
     L.Trainer(devices=2, strategy="ddp").fit(model, loader)
 """
+MEETS_AT_A_FREE_PORT = (
+    HEAD
+    + """
+from ports import find_free_port
+
+def set_up(rank, size):
+    port = find_free_port()  #> port-per-rank
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=size)
+
+def work(rank, size):
+    set_up(rank, size)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+"""
+)
 CASES = {
+    "every rank finds a free port": MEETS_AT_A_FREE_PORT,
+    "one of them finds it": MEETS_AT_A_FREE_PORT.replace(", args", ", find_free_port(), args").replace(
+        "find_free_port()  #> port-per-rank", "os.environ['PORT']"
+    ),
     "on the rank of an option": ON_THE_RANK_OF_AN_OPTION,
     "an evaluation by a name from another file": BY_A_NAME_FROM_ANOTHER_FILE,
     "a trainer of trl": TRAINER,

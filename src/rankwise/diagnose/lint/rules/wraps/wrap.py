@@ -1,4 +1,4 @@
-"""RW105, RW202, RW204, RW208, RW210, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
+"""RW105, RW202, RW204, RW208, RW210, RW217, RW611, RW614, RW615, RW622: the wrap and its group: what they are given."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.analysis.facts import (
     GROUP,
     SAMPLER,
+    environment_writes,
     has_framework,
     is_const,
     is_handed_over,
@@ -226,6 +227,42 @@ def _is_spawned(module: Module, scope: Scope, depth: int = 3) -> bool:
     """Whether a function is what the spawned ranks run, or is called by it."""
     calls = module.callers(scope) if scope.is_function and depth else []
     return is_handed_over(module, scope) or any(_is_spawned(module, call.place.scope, depth - 1) for call in calls)
+
+
+_FREE_PORTS = re.compile(r"(free|open|unused|available|random)\w*_port|find_port|pick_port|randint|randrange")
+
+
+@Rule(
+    "RW622", "port-per-rank", "error", "medium",
+    message="each rank chooses a port of its own, so they do not meet: {text}",
+    why="Every rank that is spawned runs this function. All wait for rank 0 at another port than it listens on, until the timeout. "
+    "Choose the port before the ranks start, and hand it over.",
+    example="import os\nimport torch.multiprocessing as mp\nfrom ports import find_free_port\n" + HEAD + """
+-def work(rank, world_size):
+-    os.environ["MASTER_PORT"] = str(find_free_port())
++def work(rank, world_size, port):
++    os.environ["MASTER_PORT"] = str(port)
+     os.environ["MASTER_ADDR"] = "127.0.0.1"
+     dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+ if __name__ == "__main__":
+-    mp.spawn(work, args=(2,), nprocs=2)
++    mp.spawn(work, args=(2, find_free_port()), nprocs=2)
+""",
+    ignore="one rank is spawned.",
+)  # fmt: skip
+def port_per_rank(module: Module) -> Iterator[Hit]:
+    """MASTER_PORT, or the address of the group, is a free or random port in what spawned ranks run."""
+    if not spawns(module):
+        return
+    ports = [(value, place.scope) for name, _, value, place in environment_writes(module) if name == "MASTER_PORT"]
+    addresses = ((call.argument("init_method", 1), call.place.scope) for call in module.named(GROUP))
+    for value, scope in [*ports, *((value, scope) for value, scope in addresses if value is not None)]:
+        made = [each.made for name in names_in(value) for each in scope.bindings.get(name, ()) if each.made is not None]
+        calls = [part for each in [value, *made] for part in ast.walk(each) if isinstance(part, ast.Call)]
+        drawn = next((call for call in calls if _FREE_PORTS.search(text_of(call.func))), None)
+        if drawn is not None and scope.is_function and _is_spawned(module, scope):
+            yield Hit(drawn, {"text": module.text(drawn)})
 
 
 @Rule(
