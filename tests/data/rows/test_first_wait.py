@@ -34,7 +34,7 @@ def ordered(place):
 
 
 def requests(place, monkeypatch):
-    monkeypatch.setattr("rankwise.data.store.reader.reading_threads", lambda: THREADS)
+    monkeypatch.setattr("rankwise.data.store.execution.context.reading_threads", lambda: THREADS)
     loader = Loader(chunk_size=64, preload_nchunks=32, batch_size=256, shuffle=True, rng=0)
     return loader.add_dataset(anndata.io.sparse_dataset(zarr.open_group(place, mode="r")["X"]))
 
