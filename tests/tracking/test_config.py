@@ -1,11 +1,15 @@
 """What is recorded of a run, and compared: its configuration, without its secrets."""
 
 import json
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from rankwise.tracking import RunDir
 from rankwise.tracking.config import describe_differences, masked
+from rankwise.train.loop.configuration import environment_record
 from rankwise.world import World
 
 
@@ -73,3 +77,22 @@ def test_secrets_are_not_recorded(tmp_path):
     with opened(path, other, environment) as run:
         assert run.attempt == 2
     assert not [file for file in path.iterdir() if private in file.read_text()]
+
+
+def test_the_code_version_is_recorded(tmp_path, monkeypatch):
+    """The commit of the script's folder, and whether its files differ: in the run directory, and so at the services."""
+    script = tmp_path / "train.py"
+    script.write_text("pass\n")
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
+
+    def recorded():
+        return environment_record(World.single())["code"]
+
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    assert recorded() is None
+    for command in (["init", "-q"], ["add", "train.py"], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert recorded() == {"commit": head, "dirty": False}
+    script.write_text("changed\n")
+    assert recorded() == {"commit": head, "dirty": True}

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.request import urlopen
 
 import numpy as np
@@ -26,7 +25,6 @@ from rankwise.testing.patience import until
 from rankwise.tracking import MlflowSink, Refused, Service, Tracker, WandbSink
 from rankwise.tracking.services.outbox import Outbox, RunFacts
 from rankwise.train import Hooks, Predictions, Trainer
-from rankwise.train.loop.configuration import environment_record
 from rankwise.world import World
 
 SERVER = """
@@ -205,25 +203,6 @@ def test_a_restart_continues_the_curves_without_doubled_points(server, tmp_path)
     assert noted == {"MLflow": run.info.run_id, "W&B": ids.pop()}
     (manifest, *_) = (tmp_path / "run" / "checkpoints").glob("*/manifest.json")
     assert noted["MLflow"] in manifest.read_text()
-
-
-def test_the_code_version_is_recorded(tmp_path, monkeypatch):
-    """The commit of the script's folder, and whether its files differ: in the run directory, and so at the services."""
-    script = tmp_path / "train.py"
-    script.write_text("pass\n")
-    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
-
-    def recorded():
-        return environment_record(World.single())["code"]
-
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    assert recorded() is None
-    for command in (["init", "-q"], ["add", "train.py"], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *command], check=True)
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    assert recorded() == {"commit": head, "dirty": False}
-    script.write_text("changed\n")
-    assert recorded() == {"commit": head, "dirty": True}
 
 
 class Fake:
