@@ -113,7 +113,7 @@ def test_verify_goes_through_all(tmp_path, monkeypatch):
     assert said.keys() == {first, second, third, fourth}
     assert (said[first], said[second]) == ("intact", "intact")
     assert said[third].startswith("DAMAGED: its manifest.json cannot be read")
-    assert said[fourth].startswith("CANNOT BE READ NOW: [Errno 5] Input/output error")
+    assert said[fourth].startswith("UNREADABLE: [Errno 5] Input/output error")
     code, text = invoke("show", tmp_path)
     assert (code, text.count("step 0,"), text.count("damaged:")) == (0, 1, 1)
     assert "Input/output error" in text

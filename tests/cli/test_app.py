@@ -167,21 +167,22 @@ def test_help_without_docstrings():
 
 INTERRUPTED = """
 import sys
-from rankwise.cli import main
-from rankwise.diagnose import environment
+from rankwise.cli import app, main
 
-def collected():  # Python remembers an interrupt inside an `exec`, as by dataclasses, beyond `except`
+def interrupted(prog_name):  # Python remembers an interrupt in an `exec` of text, as by dataclasses, beyond `except`
     exec("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
 
-environment.collect_environment = collected
+app.app = interrupted
 sys.argv = ["rankwise", "env"]
 main()
 """
 
 
-def test_an_interrupt_ends_with_130():
-    """Ctrl-C is an exit code, wherever it meets the program."""
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+def test_an_interrupt_ends_with_130(tmp_path):
+    """Ctrl-C is an exit code, wherever it meets the program, also under `python -m`."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (130, "")
     assert "Traceback" not in done.stderr
 

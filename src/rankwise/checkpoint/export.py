@@ -7,7 +7,6 @@ import importlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -53,10 +52,8 @@ def check_all(path: str) -> dict[str, str | None]:
         try:
             verify(folder)
             checked[str(folder)] = None
-        except CheckpointError as error:
-            checked[str(folder)] = f"DAMAGED: {error}"
-        except OSError as error:
-            checked[str(folder)] = f"CANNOT BE READ NOW: {error}"
+        except (CheckpointError, OSError) as error:  # an OSError does not mean that it is damaged
+            checked[str(folder)] = f"{'DAMAGED' if isinstance(error, CheckpointError) else 'UNREADABLE'}: {error}"
     return checked
 
 
@@ -168,11 +165,11 @@ def _found(path: str, *, unreadable: bool = False) -> list[Any]:
     Raises:
         CheckpointError: there is none.
     """
-    list_folders = partial(folders, unreadable=unreadable)
     root: Any = Bucket(path, {}).root if is_url(path) else Path(path)
     is_one = "manifest.json" in root.names() if is_url(path) else (root / "manifest.json").exists()
     is_folder = is_url(path) or root.is_dir()
-    found = [root] if is_one else (list_folders(root) or list_folders(root / "checkpoints")) if is_folder else []
+    places = (root, root / "checkpoints") if is_folder else ()
+    found = [root] if is_one else next(filter(None, (folders(place, unreadable=unreadable) for place in places)), [])
     if not found:
         why = "neither a manifest.json nor a step-* folder" if is_folder else "it is no folder"
         raise CheckpointError(f"there is no checkpoint in {path}: {why}")

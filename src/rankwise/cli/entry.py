@@ -80,7 +80,7 @@ def _run(argv: list[str]) -> None:
 
 
 class _Interrupt(KeyboardInterrupt):
-    """Python would end by SIGINT, although it is caught, after a plain one in an `exec` of text (as by dataclasses)."""
+    """After a plain one in an `exec` of text, as by dataclasses, `python -m` ends by SIGINT although it is caught."""
 
 
 def _interrupt(*_: Any) -> None:
