@@ -82,14 +82,13 @@ class OfUnloaded(type):
     """What stands for a class of a module that is not loaded: nothing is one before."""
 
     def __instancecheck__(cls, instance):
-        module = sys.modules.get(cls.__module__)
-        return module is not None and isinstance(instance, getattr(module, cls.__name__))
+        return isinstance(instance, getattr(sys.modules.get(cls.__module__), cls.__name__, ()))
 
 
 def ask_when_loaded(name, attribute):
     """Before a module of Lightning's or Accelerate's runs that imports a class only to ask if something is of it."""
-    stand_in = OfUnloaded(attribute, (), {"__module__": name})
-    return lambda module: find_here(module, name, Unloaded(name, **{attribute: stand_in}))
+    found = Unloaded(name, **{attribute: OfUnloaded(attribute, (), {"__module__": name})})
+    return lambda module: find_here(module, name, found)
 
 
 def spare_signals(module):
@@ -279,13 +278,9 @@ AFTER = {
 }
 BEFORE = {
     "accelerate.utils.other": ask_when_loaded("torch.distributed.tensor", "DTensor"),  # which imports sympy
-    **dict.fromkeys(
-        ("lightning.fabric.wrappers", "lightning.pytorch.utilities.compile"),
-        ask_when_loaded("torch._dynamo", "OptimizedModule"),
-    ),
-    "torchmetrics": spare_signals,
-    "torchmetrics.audio": spare_signals,
-    "torchmetrics.functional.audio": spare_signals,
+    "lightning.fabric.wrappers": ask_when_loaded("torch._dynamo", "OptimizedModule"),
+    "lightning.pytorch.utilities.compile": ask_when_loaded("torch._dynamo", "OptimizedModule"),
+    **dict.fromkeys(("torchmetrics", "torchmetrics.audio", "torchmetrics.functional.audio"), spare_signals),
 }
 
 
