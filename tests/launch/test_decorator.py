@@ -1,5 +1,6 @@
 """ddpw's way of starting tasks, with its mistakes mended."""
 
+import functools
 import json
 import random
 import subprocess
@@ -16,6 +17,10 @@ from rankwise.launch.functions import decorator
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     """Logs go to the working directory."""
     monkeypatch.chdir(tmp_path)
+
+
+def idle(**given):
+    """A task that does nothing."""
 
 
 SCRIPT = """
@@ -82,15 +87,33 @@ def test_a_gpu_platform_without_gpus_refuses(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     called = []
     with pytest.raises(ConfigError, match="needs as many GPUs, 0 are visible"):
-        Wrapper(Platform(n_gpus_per_node=2, upon_finish=lambda: called.append(1))).start(print)
+        Wrapper(Platform(n_gpus_per_node=2, upon_finish=lambda: called.append(1))).start(idle)
     assert called == []
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        (lambda global_rank, local_rank, group, options: options, "multiple values for argument 'global_rank'"),
+        (lambda options: options, "unexpected keyword argument"),
+        (lambda options, more, **given: more, "missing a required argument: 'more'"),
+    ],
+)
+def test_a_task_that_does_not_take_the_arguments_is_refused(monkeypatch, task, why):
+    """Before a rank starts, with what a task takes; what a decorator hides is not looked at."""
+    monkeypatch.setattr(decorator, "call_ranks", lambda *_, **__: [None])
+    started = Wrapper(Platform(device="cpu", verbose=False, console_logs=None))
+    with pytest.raises(ConfigError, match=rf"{why}.*keywords: def <lambda>\(\.\.\., \*, global_rank, local_rank"):
+        started.start(task, {"lr": 0.1})
+    hidden = functools.wraps(task)(lambda *_, **__: None)
+    assert started.start(hidden, {"lr": 0.1}) == [None]
 
 
 def test_another_start_method_makes_no_difference(monkeypatch):
     """It is accepted, and the user is told that it changes nothing."""
     monkeypatch.setattr(decorator, "call_ranks", lambda *_, **__: [])
     with pytest.warns(UserWarning, match="spawn_method='fork' has no effect"):
-        Wrapper(Platform(device="cpu", spawn_method="fork")).start(print)
+        Wrapper(Platform(device="cpu", spawn_method="fork")).start(idle)
 
 
 def meet(*, global_rank, group, platform, **_):
@@ -151,9 +174,9 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
         Platform(device="cpu", ipc_protocol="file", master_addr=str(tmp_path / "taken"))
     platform = Platform(device="cpu", ipc_protocol="file", master_addr=str(tmp_path / "taken" / "inside"))
     with pytest.raises(ConfigError, match=r"the folder .*taken/inside cannot be created: Not a directory"):
-        Wrapper(platform).start(print)
+        Wrapper(platform).start(idle)
     with pytest.raises(LaunchError, match=r"cannot write logs to .*taken/logs: Not a directory"):
-        Wrapper(Platform(device="cpu", verbose=False, console_logs=str(tmp_path / "taken" / "logs"))).start(print)
+        Wrapper(Platform(device="cpu", verbose=False, console_logs=str(tmp_path / "taken" / "logs"))).start(idle)
 
 
 def test_the_end_is_the_same_however_it_comes(tmp_path):
@@ -187,7 +210,7 @@ def test_upon_finish_that_fails_says_so(monkeypatch):
     platform = Platform(device="cpu", verbose=False, upon_finish=lambda: {}["missing"])
     monkeypatch.setattr(decorator, "call_ranks", lambda *_, **__: [])
     with pytest.raises(KeyError, match="missing") as caught:
-        Wrapper(platform).start(print)
+        Wrapper(platform).start(idle)
     assert caught.value.__notes__ == ["rankwise: raised by upon_finish, after all ranks had succeeded"]
 
 
@@ -195,5 +218,5 @@ def test_a_default_folder_for_logs_that_is_read_only(monkeypatch, capsys):
     """A task runs where nothing may be written, and the user is told that there are no logs."""
     monkeypatch.setattr(decorator.os, "access", lambda _path, _mode: False)
     monkeypatch.setattr(decorator, "call_ranks", lambda _fn, _args, _kwargs, options, **_: [options["log_dir"]])
-    assert Wrapper(Platform(device="cpu", verbose=False)).start(print) == [None]
+    assert Wrapper(Platform(device="cpu", verbose=False)).start(idle) == [None]
     assert "no logs are written: " in capsys.readouterr().out

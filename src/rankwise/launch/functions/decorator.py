@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import secrets
 import warnings
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rankwise.errors import ConfigError
 from rankwise.launch.functions.caller import call_ranks
 from rankwise.launch.functions.platforms import DEFAULT_LOGS, Device, Platform, make_folder
 
@@ -40,11 +42,13 @@ class Wrapper:
             The task's values by rank; with device="slurm" a `SlurmHandle`, immediately: its `result()` waits for them.
 
         Raises:
-            ConfigError: this machine lacks what the platform asks for, or the task cannot be sent.
+            ConfigError: this machine lacks what the platform asks for, the task does not take these arguments and
+                the four keywords, or it cannot be sent.
             RankFailure: a rank failed; the error holds its traceback.
             Exception: `upon_finish` raised it, after all ranks had succeeded; a note says so.
         """
         platform = self.platform
+        _check_call(target, args, kwargs)
         if platform.device is Device.SLURM:
             from rankwise.launch.slurm.submission import start_in_slurm
 
@@ -69,6 +73,24 @@ class Wrapper:
                 error.add_note("rankwise: raised by upon_finish, after all ranks had succeeded")
                 raise
         return values
+
+
+def _check_call(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise ConfigError if a task cannot be called with the arguments that the ranks would pass."""
+    given = {**kwargs, **dict.fromkeys(("global_rank", "local_rank", "group", "platform"))}
+    try:  # what a decorator hides may take other arguments than the decorator passes on
+        signature = inspect.signature(target, follow_wrapped=False)
+    except (TypeError, ValueError):  # builtins have none
+        return
+    try:
+        signature.bind(*args, **given)
+    except TypeError as error:
+        name = getattr(target, "__name__", repr(target))
+        raise ConfigError(
+            f"the task {name}{signature} cannot be called with {len(args)} positional argument(s) and the keywords "
+            f"{', '.join(given)}: {error}. Its own arguments come first, those of the rank are keywords: "
+            f"def {name}(..., *, global_rank, local_rank, group, platform), or **kwargs for those it does not use"
+        ) from error
 
 
 def _launch(
