@@ -107,3 +107,18 @@ def test_two_launches_do_not_hold_one_port():
         HeldPort(number, alone=True)
     first.close()
     HeldPort(number, alone=True).close()
+
+
+@linux
+def test_a_machine_that_cannot_connect_to_itself_is_said_before_the_start(tmp_path):
+    """A new network namespace has its loopback interface down; the ranks would wait for rank 0 until a timeout."""
+    alone = ["unshare", "--net"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        alone = ["unshare", "--user", "--map-root-user", "--net"]
+    (tmp_path / "train.py").write_text("print('started')\n")
+    command = [*alone, sys.executable, "-m", "rankwise", "run", "--nproc", "2", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "cannot meet at 127.0.0.1: Network is unreachable" in done.stderr.replace("\n", " ")
+    assert "ip link set lo up" in done.stderr
+    assert "started" not in done.stdout

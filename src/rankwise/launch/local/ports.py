@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 
+from rankwise._process.addresses import family_of
+from rankwise._process.place import loopback_address
 from rankwise.errors import LaunchError
 
 
@@ -45,6 +47,28 @@ class HeldPort:
         """Release the port."""
         self._socket.close()
         self._claim.close()
+
+
+def check_loopback(address: str) -> None:
+    """Refuse to start ranks that cannot meet: in a sandbox without a network the loopback interface may be down.
+
+    Args:
+        address: where rank 0 will listen; nothing is checked unless it is a loopback address.
+
+    Raises:
+        LaunchError: this machine cannot connect to itself there.
+    """
+    host = loopback_address(address)
+    if not host:
+        return
+    try:
+        with socket.create_server((host, 0), family=family_of(host)) as server:
+            socket.create_connection(server.getsockname()[:2], timeout=10).close()
+    except OSError as error:
+        raise LaunchError(
+            f"the ranks cannot meet at {host}: {error.strerror or error}. Bring the loopback interface up "
+            "(`ip link set lo up`; sandboxes and network namespaces begin without)"
+        ) from error
 
 
 def _bind_first(port: int) -> socket.socket:

@@ -15,7 +15,7 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console, log_text
 from rankwise.launch.local.environment import Part, with_time_left
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.local.ports import HeldPort, check_loopback
 from rankwise.launch.local.pump import next_logs
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def _attempts(job: Job, loop: Loop, console: Console, early: ServerProcess | Non
     run_id = f"rankwise-{os.getpid()}-{os.urandom(4).hex()}"
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # attempts of the launch; failures at this number of ranks
+    if job.num_ranks > 1:
+        check_loopback(job.master_addr)
     while True:
         with closing(HeldPort(job.master_port, alone=True)) as port:
             port.hand_over()
