@@ -208,6 +208,15 @@ def test_a_loader_closes_in_mid_epoch_and_twice(make):
     assert not threads_since()
 
 
+def test_what_a_notebook_shows_tells_steps_and_samples(make):
+    """The class, the steps that are left, and the source with its fields."""
+    with make() as loader:
+        text = repr(loader)
+        assert text.startswith(f"{type(loader).__name__}({len(loader)} steps to the end of the epoch; ")
+        assert " object at 0x" not in text
+        assert make.kind == "dataset" or all(f"{name}: " in text for name in loader.source.fields)
+
+
 def test_states_of_other_data_are_refused(make, places):
     """By name of what differs; the loader stays where it was."""
     with make() as loader:

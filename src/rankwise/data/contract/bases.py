@@ -32,6 +32,10 @@ class BaseSource(_Closed, BaseSamples, SourceDefaults):
     Its samples are read step by step, only once their epoch was asked for. Leaving its context closes it.
     """
 
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
+        return f"{type(self).__name__}({self.num_samples} samples; {fields})"
+
 
 class BaseLoader(_Closed, BatchLoader):
     """All that the trainer asks of a loader, with defaults for unknown facts; a subclass implements `BatchLoader`."""

@@ -152,6 +152,9 @@ class FeedLoader(CursorLoader):
             fields=self.source.fields,
         )
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} steps to the end of the epoch; {self.source!r})"
+
     def __getstate__(self) -> dict[str, Any]:
         check_sendable(self._device)
         return {name: value for name, value in self.__dict__.items() if name not in _OF_A_PROCESS} | _begun_anew()

@@ -81,9 +81,6 @@ class OrderedLoader(FeedLoader):
         chosen = {name: options.pop(name) for name in _OF_SOURCES if name in options}
         super().__init__(open_rows(collection, **chosen), order=order, **options)
 
-    def __repr__(self) -> str:
-        return f"OrderedLoader({len(self)} steps to the end of the epoch; {self.source!r})"
-
 
 def open_rows(collection: Any, **options: Any) -> RowSource:
     """Return the rows of a collection.

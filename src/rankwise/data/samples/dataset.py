@@ -160,8 +160,7 @@ class DatasetLoader(CursorLoader):
         self._requests = Requests(self._cursor)
         self._num_iterations = self._num_open = 0
         self._early: Fetching | None = None
-        context = multiprocessing_context or ("forkserver" if num_workers else None)
-        self._context = context
+        self._context = context = multiprocessing_context or ("forkserver" if num_workers else None)
         if num_workers and context != "fork":
             for layer in layers(dataset):
                 check_importable("dataset", layer)
@@ -179,6 +178,10 @@ class DatasetLoader(CursorLoader):
             multiprocessing_context=context,
             timeout=timeout,
         )
+
+    def __repr__(self) -> str:
+        text = f"{len(self.dataset)} samples of {type(self.dataset).__name__}"
+        return f"DatasetLoader({len(self)} steps to the end of the epoch; {text})"
 
     def __iter__(self) -> Iterator[tuple[DatasetBatch, ...]]:
         self._check_open()

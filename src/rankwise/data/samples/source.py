@@ -163,10 +163,6 @@ class ArraySource(BaseSource):
         arrays = {name: held[array] for name, array in fields.items()}
         return cls(arrays, cache=cache, threads=threads, missing=missing)
 
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
-        return f"ArraySource({len(self)} samples; {fields})"
-
     def __len__(self) -> int:
         return self.num_samples
 
