@@ -1,5 +1,8 @@
 """AnnData stores as anndata writes them."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -41,6 +44,28 @@ def test_tables_are_those_of_anndata(store, reader):
     assert list(held.var_names()) == list(made.var_names)
 
 
+USUAL = """
+import sys
+from rankwise.data.rows import RowSource
+from rankwise.data.rows.datasets.on_disk import Dataset
+from rankwise.data.store import BoxReader
+
+source = RowSource(sys.argv[1], obs=("kind", "n"), genes=RowSource(sys.argv[1]).var_names[:2])
+print(source.categories["kind"], [int(source[at]["n"]) for at in range(3)])
+print(Dataset(sys.argv[1], BoxReader()).column("name")[:2].tolist(), "anndata" in sys.modules)
+"""
+
+
+def test_usual_columns_are_read_without_anndata(store):
+    """Its import takes each rank a second: numbers, text, categories and names of variables do without."""
+    place, made = store
+    done = subprocess.run([sys.executable, "-c", USUAL, str(place)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{tuple(made.obs['kind'].cat.categories)} {made.obs['n'][:3].tolist()}",
+        f"{made.obs['name'][:2].tolist()} False",
+    ]
+
+
 def test_what_it_does_not_have(store, reader):
     """Names that are not there are told, with those that are."""
     held = Dataset(store[0], reader)
@@ -69,7 +94,7 @@ def test_damage_is_told(store, reader):
         held.matrix("layers/counts")
     chunk = next(path for path in (place / "obs" / "n").rglob("*") if path.name == "0")
     chunk.write_bytes(b"nonsense")
-    with pytest.raises(DataError, match=r"obs/n cannot be read|/n cannot be read"):
+    with pytest.raises(DataError, match=rf"{place}/obs/n cannot be read"):
         held.obs(["n"])
 
 
