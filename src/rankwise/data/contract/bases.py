@@ -33,8 +33,9 @@ class BaseSource(_Closed, BaseSamples, SourceDefaults):
     """
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
-        return f"{type(self).__name__}({self.num_samples} samples; {fields})"
+        source: Any = self  # with the members of a subclass
+        fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in source.fields.items())
+        return f"{type(self).__name__}({source.num_samples} samples; {fields})"
 
 
 class BaseLoader(_Closed, BatchLoader):
