@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 
-from rankwise._process.addresses import family_of
-from rankwise._process.place import loopback_address
 from rankwise.errors import LaunchError
 
 
@@ -58,15 +56,15 @@ def check_loopback(address: str) -> None:
     Raises:
         LaunchError: this machine cannot connect to itself there.
     """
-    host = loopback_address(address)
-    if not host:
+    if address not in ("127.0.0.1", "::1", "localhost"):
         return
     try:
-        with socket.create_server((host, 0), family=family_of(host)) as server:
+        family = socket.AF_INET6 if address == "::1" else socket.AF_INET
+        with socket.create_server((address, 0), family=family) as server:
             socket.create_connection(server.getsockname()[:2], timeout=10).close()
     except OSError as error:
         raise LaunchError(
-            f"the ranks cannot meet at {host}: {error.strerror or error}. Bring the loopback interface up "
+            f"the ranks cannot meet at {address}: {error.strerror or error}. Bring the loopback interface up "
             "(`ip link set lo up`; sandboxes and network namespaces begin without)"
         ) from error
 
