@@ -1,5 +1,6 @@
 """`CropIndex`: tiles and random crops by number."""
 
+import sys
 import tracemalloc
 
 import numpy as np
@@ -114,8 +115,10 @@ def test_aligned_foreground_crops_hold_their_label(tmp_path, size, monkeypatch):
     with pytest.warns(UserWarning, match=said):
         held = crops_with_labels(tmp_path, corners, size=size, shape=(8, 8), align="chunk")
     assert held.all()
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in (launched | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch", None)  # who speaks is known without it
     assert crops_with_labels(tmp_path, corners, size=size, shape=(8, 8), align="chunk").all()  # a warning is an error
 
 

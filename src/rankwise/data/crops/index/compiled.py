@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rankwise._process.place import speaking_rank
 from rankwise.data.contract import BoolArray, FieldSpec, FloatArray
 from rankwise.data.crops.fields import Scaling, field_specs
 from rankwise.data.crops.index.cells import BitTable, CellFinder, CellGrid, CellTable
@@ -18,7 +20,6 @@ from rankwise.data.crops.index.layout import FieldLayout, Frame, make_frame, mak
 from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_block, image_bounds, image_weights
 from rankwise.data.crops.index.rules import Rules
 from rankwise.errors import ConfigError
-from rankwise.world import World
 
 _TILES_AT_ONCE = 1 << 16
 
@@ -164,7 +165,7 @@ def _draws(
     if foreground is not None:
         reached = [_reached(cells, lattice, frame, image) for image, cells in enumerate(foreground)]
         labelled, every = CellTable.of(reached), sum(int(cells.chosen.sum()) for cells in foreground)
-        if labelled.before[-1] < every and World.current().is_main:
+        if labelled.before[-1] < every and speaking_rank(os.environ) == 0:
             warnings.warn(
                 f"{every - labelled.before[-1]} of {every} labelled places lie in no crop: crops of "
                 f"{frame.extent.tolist()} begin {lattice.step[0].tolist()} apart. For all use a larger shape, or no "

@@ -211,8 +211,7 @@ class Dataset:
             DataError: there is no such table, or it cannot be read.
         """
         name = f"{modality}/var" if modality else "var"
-        (names,) = self._read(name, [self._table(name)["_index"]])
-        return tuple(map(str, names.tolist()))
+        return tuple(map(str, self._read(name, [self._table(name)["_index"]])[0].tolist()))
 
     def _table(self, name: str) -> dict[str, Any]:
         node = STORES.node(self._at(name))
